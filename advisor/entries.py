@@ -1,0 +1,160 @@
+"""Log entries: the only thing that changes the advisor's state (ARCHITECTURE.md, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+
+
+class EntryKind(StrEnum):
+    BATCH = "batch"
+    TICK = "tick"
+    MOVE = "move"
+    SETTINGS = "settings"
+    VOLUME = "volume"
+    OPERATOR = "operator"
+    MEASUREMENT = "measurement"
+
+
+class Tick(msgspec.Struct, frozen=True, tag="tick"):
+    """Time, as the fold knows it: µs since the epoch. Every tick plans."""
+
+    now_us: int
+
+
+class OutcomeBatch(msgspec.Struct, frozen=True):
+    """Names the batch that holds the events of a move's outcome."""
+
+    producer: int
+    epoch: int
+    sequence: int
+
+
+class MoveStep(msgspec.Struct, frozen=True, tag="move"):
+    """Moves `move_ids` take `trigger` (see `advisor.moves.TRANSITIONS`). Logged before the next command is sent."""
+
+    trigger: str
+    move_ids: list[str]
+    reason: str = ""
+    outcome: OutcomeBatch | None = None
+
+
+class SettingsEntry(msgspec.Struct, frozen=True, tag="settings"):
+    """The settings that the fold reads, whole, with the version of the policies they were made for."""
+
+    settings: dict[str, Any]
+    policy_version: str
+    term: int = 0
+
+
+class VolumeEntry(msgspec.Struct, frozen=True, tag="volume"):
+    """A volume became known, changed, or went (`registered` False). `producer` is its owner's id."""
+
+    descriptor: dict[str, Any]
+    agent: str
+    producer: int
+    registered: bool = True
+
+
+class OperatorEntry(msgspec.Struct, frozen=True, tag="operator"):
+    """A person's action: `pause` and `resume` of planning, on one volume or (volume empty) on all."""
+
+    actor: str
+    action: str
+    volume: str = ""
+
+
+class Measurement(msgspec.Struct, frozen=True, tag="measurement"):
+    """What a transfer took: bytes and seconds of one operation (`read`, `write`, `copy`) on a volume."""
+
+    volume: str
+    operation: str
+    transferred_bytes: int
+    seconds: float
+
+
+Control = Tick | MoveStep | SettingsEntry | VolumeEntry | OperatorEntry | Measurement
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+
+
+def encode_control(control: Control) -> bytes:
+    """Canonical bytes of every entry but a batch."""
+    return _ENCODER.encode(control)
+
+
+def decode_control(payload: bytes) -> Control:
+    """Raises `msgspec.DecodeError` on bytes that are no control entry."""
+    return _DECODER.decode(payload)
+
+
+_KINDS: dict[type, EntryKind] = {
+    Tick: EntryKind.TICK,
+    MoveStep: EntryKind.MOVE,
+    SettingsEntry: EntryKind.SETTINGS,
+    VolumeEntry: EntryKind.VOLUME,
+    OperatorEntry: EntryKind.OPERATOR,
+    Measurement: EntryKind.MEASUREMENT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewEntry:
+    """An entry to append. `producer`, `epoch` and `sequence` are set for batches alone and are unique together.
+
+    `source` names the subscription a batch came by; `foreign_crc` is the CRC-32 of a foreign payload as received.
+    """
+
+    kind: EntryKind
+    payload: bytes
+    producer: int | None = None
+    epoch: int | None = None
+    sequence: int | None = None
+    source: str = ""
+    foreign_crc: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """An entry in the log. `recorded_us` is when it was appended, for people; the fold never reads it."""
+
+    position: int
+    kind: EntryKind
+    payload: bytes
+    producer: int | None = None
+    epoch: int | None = None
+    sequence: int | None = None
+    source: str = ""
+    foreign_crc: int | None = None
+    recorded_us: int = 0
+
+
+def control_entry(control: Control) -> NewEntry:
+    return NewEntry(kind=_KINDS[type(control)], payload=encode_control(control))
+
+
+class EventLog(Protocol):
+    """An append-only log. Used by one writer thread; positions are consecutive from 1."""
+
+    def append(self, entries: Sequence[NewEntry], recorded_us: int) -> int:
+        """Append all or nothing in one transaction and return the first position. Durable when it returns.
+
+        Raises `LogError` (a full disk, a second writer, a batch already there): the caller stops, nothing was written.
+        """
+
+    def read(self, from_position: int = 1, to_position: int | None = None) -> Iterator[LogEntry]:
+        """Entries in order, paged in short transactions."""
+
+    def last_position(self) -> int:
+        """0 when empty."""
+
+    def next_term(self, started_us: int, host: str, pid: int, version: str) -> int:
+        """Record a start of the advisor and return its term, one more than the last."""
+
+    def close(self) -> None:
+        """Idempotent."""

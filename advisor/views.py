@@ -1,0 +1,213 @@
+"""What the REST API, the pages and the demo's status view show: typed pictures of the advisor's state at one moment.
+
+Units are in the names. 128-bit hashes are 32 hex digits, u64 ids 16, so that no JSON reader rounds them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+
+class View(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class TierView(View):
+    tier: int
+    blocks: int
+    block_bytes: int
+
+
+class OriginView(View):
+    """Where prompt state came from, in blocks since the start: recomputed, or found in a tier."""
+
+    recomputed: int
+    g1: int
+    g2: int
+    g3: int
+    g4: int
+
+
+class Summary(View):
+    version: str
+    term: int
+    position: int
+    now_us: int
+    """Last tick's time; 0 before the first."""
+    uptime_s: float
+    events_total: int
+    events_per_s: float
+    behind_s: float
+    """Age of the oldest entry that is logged but not yet applied."""
+    queue_entries: int
+    blocks: int
+    block_bytes: int
+    tiers: list[TierView]
+    origin: OriginView
+    fast_hit_ratio: float | None
+    """Blocks read from the fastest volume over blocks read from any volume; None before the first read."""
+    moves_open: int
+    moves_total: int
+    moved_bytes_total: int
+    refusals_total: int
+    skipped_records: dict[str, int]
+    ready: bool
+    paused: bool
+
+
+class VolumeView(View):
+    id: str
+    kind: str
+    agent: str
+    tier: int
+    speed_rank: int
+    blocks: int
+    block_bytes: int
+    capacity_blocks: int
+    fill: float
+    high_watermark: float
+    low_watermark: float
+    reads: int
+    """Blocks read from it (Access records of its agent)."""
+    read_bytes_per_s: float | None
+    """Measured by moves, smoothed; None before the first."""
+    write_bytes_per_s: float | None
+    incoming: int
+    """Open moves into it: waiting, not ready."""
+    state: str
+    """`healthy`, or a sentence that says what is wrong."""
+
+
+class PlacementView(View):
+    place: str
+    """A volume's id, or `producer-name/location`."""
+    tier: int
+    references: int
+    block_bytes: int
+
+
+class BlockView(View):
+    hash: str
+    namespace_id: str
+    tenant: str
+    model: str
+    group: int
+    depth: int | None
+    parent_hash: str
+    block_tokens: int
+    touches: int
+    last_touch_us: int
+    children: int
+    placements: list[PlacementView]
+
+
+class BlockPage(View):
+    blocks: list[BlockView]
+    next_cursor: str | None
+    """Give it as `after` for the next page; None at the end."""
+
+
+class MoveView(View):
+    id: str
+    kind: str
+    """promote, demote, drop or delete."""
+    state: str
+    hash: str
+    tenant: str
+    source: str
+    target: str
+    """Empty where the move has no target (drop, delete)."""
+    block_bytes: int
+    reason: str
+    planned_us: int
+    changed_us: int
+    note: str
+    """Why it was aborted, else empty."""
+
+
+class RefusalView(View):
+    at_us: int
+    hash: str
+    tenant: str
+    volume: str
+    reason: str
+
+
+class MovesView(View):
+    moves: list[MoveView]
+    """Newest first."""
+    refusals: list[RefusalView]
+    """Newest first."""
+
+
+class ProducerView(View):
+    id: str
+    name: str
+    state: str
+    """`live`, `partial` (something was missed; see `note`) or `silent`."""
+    note: str
+    epoch: str
+    sequence: int
+    blocks: int
+    batches: int
+    events: int
+    gaps: int
+    resends: int
+    epochs_closed: int
+    lag_s: float | None
+    """Seconds since its last batch was logged; None if not seen in this run of the service."""
+
+
+class EventView(View):
+    position: int
+    recorded_us: int
+    kind: str
+    source: str
+    producer: str
+    epoch: str
+    sequence: int | None
+    text: str
+    """One sentence: what the entry says."""
+
+
+class EventsPage(View):
+    events: list[EventView]
+    next_position: int | None
+
+
+class Sample(View):
+    """One second of the service, for charts."""
+
+    time_s: int
+    events_per_s: float
+    fast_hit_ratio: float | None
+    """Over that second's reads; None where there were none."""
+    moves_per_s: float
+    queue_entries: int
+
+
+class Check(View):
+    name: str
+    ok: bool
+    text: str
+    """What, since when and what to do where it is not ok."""
+
+
+class AdvisorReader(Protocol):
+    """The read side of the service. Thread-safe; each answer is one consistent moment."""
+
+    def summary(self) -> Summary: ...
+    def volumes(self) -> list[VolumeView]: ...
+    def blocks(
+        self, *, after: str | None = None, limit: int = 100, volume: str | None = None, tier: int | None = None,
+        tenant: str | None = None, hash_prefix: str | None = None,
+    ) -> BlockPage:
+        """A page in stable order. Raises `ValueError` for a bad cursor."""
+    def moves(self, limit: int = 50) -> MovesView: ...
+    def producers(self) -> list[ProducerView]: ...
+    def samples(self, seconds: int = 300) -> list[Sample]: ...
+    def checks(self) -> list[Check]: ...
+    async def events(self, from_position: int | None = None, limit: int = 100, kind: str | None = None) -> EventsPage:
+        """Log entries from a position on; the newest `limit` where `from_position` is None."""

@@ -1,0 +1,134 @@
+"""The storage agent's port: what its callers may ask, in process (`agent.StorageAgent`) or from afar (`client`).
+
+All calls take batches of blocks and answer per block, in the order asked; one bad block never fails its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from event_plane.schema import Namespace
+from storage_agent.descriptor import VolumeDescriptor
+
+
+class BlockKey(NamedTuple):
+    """A block's identity on a volume: u64 namespace id, cache group, 128-bit sequence hash."""
+
+    namespace_id: int
+    group: int
+    sequence_hash: int
+
+
+class Result(StrEnum):
+    """What became of one block of a batch."""
+
+    HIT = "hit"
+    STORED = "stored"
+    PRESENT = "present"
+    COPIED = "copied"
+    DELETED = "deleted"
+    MISS = "miss"
+    CORRUPT = "corrupt"
+    FULL = "full"
+    TOO_LARGE = "too_large"
+    BUSY = "busy"
+    FAILED = "failed"
+
+    @property
+    def ok(self) -> bool:
+        return self in _OK
+
+
+_OK = frozenset({Result.HIT, Result.STORED, Result.PRESENT, Result.COPIED, Result.DELETED})
+
+
+@dataclass(frozen=True, slots=True)
+class PutBlock:
+    """One block to write. `payload` is C-contiguous bytes, at most the volume's `block_bytes_max`."""
+
+    key: BlockKey
+    namespace: Namespace
+    payload: memoryview
+    parent_hash: int = 0
+    depth: int = 0xFFFF_FFFF
+    block_tokens: int = 0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One block's answer. `volume`: which volume was read or written. `reason`: a sentence where `result` is not ok."""
+
+    key: BlockKey
+    result: Result
+    volume: str = ""
+    payload_bytes: int = 0
+    reason: str = ""
+
+
+class VolumeStat(msgspec.Struct, frozen=True):
+    """A volume as it is now. `mode`: `O_DIRECT` or `buffered`, as probed. Times in seconds, sizes in bytes."""
+
+    descriptor: VolumeDescriptor
+    blocks: int
+    payload_bytes: int
+    slots_free: int
+    mode: str
+    read_bytes_total: int = 0
+    read_seconds_total: float = 0.0
+    write_bytes_total: int = 0
+    write_seconds_total: float = 0.0
+    degraded: str = ""
+    """Empty, or why the volume is degraded."""
+
+
+class AgentStat(msgspec.Struct, frozen=True):
+    """An agent and its volumes. `producer` is the id its events carry."""
+
+    agent: str
+    producer: int
+    epoch: int
+    volumes: list[VolumeStat]
+
+
+class CommandOutcome(msgspec.Struct, frozen=True):
+    """Answer to a copy or delete. The events it caused lie in this producer's batches up to `sequence` of `epoch`."""
+
+    command_id: str
+    outcomes: list[Outcome]
+    producer: int = 0
+    epoch: int = 0
+    sequence: int = 0
+    seconds: float = 0.0
+
+
+class AgentPort(Protocol):
+    """What the advisor may ask of an agent. Idempotent by `command_id`: asked again, the first answer is given again."""
+
+    def stat(self) -> AgentStat:
+        """The agent's volumes now."""
+
+    def copy(self, command_id: str, keys: Sequence[BlockKey], source: str, target: str) -> CommandOutcome:
+        """Copy blocks between two volumes, make them durable, read them back and verify, then serve both copies."""
+
+    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey]) -> CommandOutcome:
+        """Free the blocks' slots on `volume`. A block that is not there is `miss`."""
+
+
+class StoragePort(AgentPort, Protocol):
+    """What the KVBM core may ask of an agent."""
+
+    def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:
+        """Open or create a volume. Raises `VolumeError` with what is wrong and the remedy."""
+
+    def unregister_volume(self, volume: str) -> None:
+        """Close a volume; its file and blocks stay. Raises `VolumeError` while it is in use."""
+
+    def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]:
+        """Write blocks; `stored` means durable and readable."""
+
+    def get(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> list[Outcome]:
+        """Read each block from its fastest verified copy into its buffer; anything but `hit` leaves a miss to recompute."""
