@@ -61,7 +61,7 @@ class BatchKind(enum.IntEnum):
     SNAPSHOT_END = 3
     HEARTBEAT = 4
     LOST = 5
-    """Sequences `sequence` … `snapshot["through"]` of this producer can never be had: the fold clears what it placed."""
+    """Sequences `sequence` … `snapshot.through` can never be had: the fold clears what this producer placed."""
 
 
 RECORD_DTYPE: np.dtype[np.void] = np.dtype(
@@ -107,7 +107,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int = 0
     hash_scheme: str = "xxh3-blake2b"
     hash_root: str = ""
-    """Salt or root of the hash chain; for a foreign stream its producer and epoch, unless its root is declared shared."""
+    """Salt or root of the hash chain; for a foreign stream producer and epoch, unless its root is declared shared."""
 
     def canonical(self) -> bytes:
         """The bytes that `namespace_id` is the digest of: MessagePack, fields in declaration order."""

@@ -38,7 +38,7 @@ class Publisher(Protocol):
     epoch: int
 
     def publish(self, events: list[EventRecord]) -> None:
-        """Hand over events; they are batched and sent by the publisher's own thread. Blocks while the window is full."""
+        """Hand over events; the publisher's own thread batches and sends them. Blocks while the window is full."""
 
     def flush(self) -> None:
         """Send what is waiting now."""

@@ -106,7 +106,7 @@ class CommandOutcome(msgspec.Struct, frozen=True):
 
 
 class AgentPort(Protocol):
-    """What the advisor may ask of an agent. Idempotent by `command_id`: asked again, the first answer is given again."""
+    """What the advisor may ask of an agent. Idempotent by `command_id`: asked again, it answers as before."""
 
     def stat(self) -> AgentStat:
         """The agent's volumes now."""
@@ -131,4 +131,4 @@ class StoragePort(AgentPort, Protocol):
         """Write blocks; `stored` means durable and readable."""
 
     def get(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> list[Outcome]:
-        """Read each block from its fastest verified copy into its buffer; anything but `hit` leaves a miss to recompute."""
+        """Read each block from its fastest verified copy into its buffer; anything but `hit` is a miss to recompute."""

@@ -1,0 +1,27 @@
+"""Fixtures shared by every kind of test."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real captures and traces; it lies beside the checkout and is never copied into it."""
+    named = os.environ.get("KVADVISOR_SHARED_DATA")
+    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not (folder / "README.md").is_file():
+        pytest.skip(f"{folder} is absent: set KVADVISOR_SHARED_DATA to the folder with captures/ and traces/")
+    return folder
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
