@@ -186,6 +186,10 @@ class Sample(View):
     """Over that second's reads; None where there were none."""
     moves_per_s: float
     queue_entries: int
+    behind_s: float
+    blocks: int
+    origin: OriginView
+    """Counts since the start, as of that second: the difference of two samples is what happened between them."""
 
 
 class Check(View):
