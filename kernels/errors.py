@@ -1,0 +1,15 @@
+"""Errors of the kernels: each says what was wrong, with which value, and what to do."""
+
+from __future__ import annotations
+
+
+class KernelError(Exception):
+    """Base of everything this room raises."""
+
+
+class BlockIndexError(KernelError):
+    """A block index outside its pool, or the same one twice where blocks are written."""
+
+
+class ShapeError(KernelError):
+    """Tensors that do not fit each other in shape, dtype or device."""
