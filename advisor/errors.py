@@ -1,0 +1,27 @@
+"""Errors of the advisor: each says what was wrong, with which value, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class AdvisorError(Exception):
+    """Base of everything this room raises. `exit_status` is what the command line ends with (see `advisor.cli`)."""
+
+    exit_status = 2
+
+
+class LogError(AdvisorError):
+    """The event log cannot be opened, read or appended to. Nothing was written."""
+
+
+class SettingsError(AdvisorError):
+    """Settings that cannot be used: one sentence, on a line of its own, for each key."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class CommandError(AdvisorError):
+    """A command that is registered but cannot be loaded."""
