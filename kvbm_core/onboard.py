@@ -1,0 +1,130 @@
+"""Toward the device: blocks found in the host or on a volume are copied in, in order, up to the first that is missing.
+
+A block is registered only after its bytes are known to be right (the agent checks a volume's, a guard fences the
+host's). A load that fails is a miss with a reason: the engine computes the block again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from kvbm_core.block import ImmutableBlock
+from kvbm_core.config import KvbmConfig
+from kvbm_core.counters import CoreCounters
+from kvbm_core.errors import PoolExhaustedError
+from kvbm_core.identity import BlockIdentity
+from kvbm_core.transfer import TierPool, complete, copy_to
+from storage_agent.errors import StorageAgentError
+from storage_agent.port import Outcome, Result, StoragePort
+
+OnAccess = Callable[[BlockIdentity], None]
+
+
+class Onboarded(NamedTuple):
+    """Device guards of the leading blocks that were found, and for each where: `host`, or a volume's id."""
+
+    blocks: list[ImmutableBlock]
+    sources: list[str]
+
+
+class Onboarder:
+    """The paths host → device and volume → host → device. Used by the engine's thread."""
+
+    def __init__(
+        self,
+        device: TierPool,
+        host: TierPool,
+        storage: StoragePort | None,
+        config: KvbmConfig,
+        counters: CoreCounters,
+        on_host_access: OnAccess,
+    ) -> None:
+        self._device = device
+        self._host = host
+        self._storage = storage
+        self._batch_blocks = config.transfer_blocks
+        self._counters = counters
+        self._on_host_access = on_host_access
+
+    def onboard(self, identities: Sequence[BlockIdentity]) -> Onboarded:
+        """Bring in the leading `identities` that can be had; the caller releases the guards."""
+        found = Onboarded([], [])
+        while len(found.blocks) < len(identities):
+            ahead = identities[len(found.blocks) : len(found.blocks) + self._batch_blocks]
+            with ExitStack() as held:
+                in_host = [held.enter_context(block) for block in self._host.pool.match([i.key for i in ahead])]
+                sources = ["host"] * len(in_host)
+                for block in in_host:
+                    self._on_host_access(block.identity)
+                self._counters.matched_host += len(in_host)
+                if not in_host:
+                    absent = self._absent_run(ahead)
+                    loaded, sources = self._load(absent)
+                    in_host = [held.enter_context(block) for block in loaded]
+                    short = len(loaded) < len(absent)
+                else:
+                    short = False
+                if not self._to_device(in_host, sources, found) or short:
+                    return found
+        return found
+
+    def _absent_run(self, identities: Sequence[BlockIdentity]) -> list[BlockIdentity]:
+        """The leading blocks that the host does not have."""
+        run = []
+        for identity in identities:
+            if self._host.pool.has(identity.key):
+                break
+            run.append(identity)
+        return run
+
+    def _to_device(self, in_host: Sequence[ImmutableBlock], sources: Sequence[str], found: Onboarded) -> bool:
+        """Copy host blocks to the device and add them to `found`. False where the device has no room."""
+        try:
+            found.blocks.extend(copy_to(self._host, in_host, self._device))
+        except PoolExhaustedError:
+            self._counters.load_misses["device_exhausted"] += len(in_host)
+            return False
+        found.sources.extend(sources)
+        return True
+
+    def _load(self, identities: Sequence[BlockIdentity]) -> tuple[list[ImmutableBlock], list[str]]:
+        """Read blocks from their volumes into the host; guards of those before the first miss, and their volumes."""
+        if self._storage is None:
+            return [], []
+        try:
+            places = self._host.pool.allocate(len(identities)).blocks
+        except PoolExhaustedError:
+            self._counters.load_misses["host_exhausted"] += len(identities)
+            return [], []
+        with ExitStack() as unused:
+            for place in places:
+                unused.enter_context(place)
+            outcomes = self._get(self._storage, identities, [self._host.storage.payload(p.index) for p in places])
+            hits = next((i for i, o in enumerate(outcomes) if o.result is not Result.HIT), len(outcomes))
+            loaded = [
+                complete(place, identity).register(copied=True)
+                for place, identity in zip(places[:hits], identities[:hits], strict=True)
+            ]
+        for outcome in outcomes[:hits]:
+            self._counters.loaded[outcome.volume] += 1
+        for outcome in outcomes[hits:]:
+            hit = outcome.result is Result.HIT
+            self._counters.load_misses["behind_a_miss" if hit else outcome.result] += 1
+        return loaded, [outcome.volume for outcome in outcomes[:hits]]
+
+    def _get(
+        self, storage: StoragePort, identities: Sequence[BlockIdentity], buffers: Sequence[memoryview]
+    ) -> list[Outcome]:
+        """The agent's answers; a block of another size than ours is no hit, whatever its checksum says."""
+        try:
+            outcomes = storage.get([identity.key for identity in identities], buffers)
+        except StorageAgentError as error:
+            return [Outcome(identity.key, Result.FAILED, reason=str(error)) for identity in identities]
+        return [
+            outcome
+            if outcome.result is not Result.HIT or outcome.payload_bytes == len(buffer)
+            else Outcome(outcome.key, Result.FAILED, volume=outcome.volume, reason="its size is not this layout's")
+            for outcome, buffer in zip(outcomes, buffers, strict=True)
+        ]
