@@ -1,0 +1,179 @@
+"""The move's state table: one block's journey between volumes (ARCHITECTURE.md, section 7). Pure.
+
+Each trigger is a log entry. `switch` is logged before the command that frees the source is sent, so that a block
+missing from its source after a crash is explained by the log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from advisor.errors import AdvisorError
+from advisor.index import Key
+
+
+class MoveKind(StrEnum):
+    PROMOTE = "promote"
+    """Copy to a faster volume; the slower copy stays."""
+    DEMOTE = "demote"
+    """Copy to a slower volume, then free the fast copy."""
+    DROP = "drop"
+    """Free the fast copy after reading and checking the slower one."""
+    DELETE = "delete"
+    """Free the last copy: the slowest volume is past its high watermark."""
+
+
+class MoveState(StrEnum):
+    PLANNED = "planned"
+    COPYING = "copying"
+    VERIFIED = "verified"
+    SWITCHED = "switched"
+    KEPT = "kept"
+    FREED = "freed"
+    ABORTED = "aborted"
+
+
+class Trigger(StrEnum):
+    BEGIN = "begin"
+    VERIFY = "verify"
+    SWITCH = "switch"
+    KEEP = "keep"
+    FREE = "free"
+    ABORT = "abort"
+
+
+_COPY_AND_FREE: dict[MoveState, dict[Trigger, MoveState]] = {
+    MoveState.PLANNED: {Trigger.BEGIN: MoveState.COPYING, Trigger.ABORT: MoveState.ABORTED},
+    MoveState.COPYING: {Trigger.VERIFY: MoveState.VERIFIED, Trigger.ABORT: MoveState.ABORTED},
+    MoveState.VERIFIED: {Trigger.SWITCH: MoveState.SWITCHED, Trigger.ABORT: MoveState.ABORTED},
+    MoveState.SWITCHED: {Trigger.FREE: MoveState.FREED, Trigger.ABORT: MoveState.ABORTED},
+}
+
+TRANSITIONS: dict[MoveKind, dict[MoveState, dict[Trigger, MoveState]]] = {
+    MoveKind.PROMOTE: {
+        **_COPY_AND_FREE,
+        MoveState.SWITCHED: {Trigger.KEEP: MoveState.KEPT},
+    },
+    MoveKind.DEMOTE: _COPY_AND_FREE,
+    MoveKind.DROP: {
+        MoveState.PLANNED: {Trigger.VERIFY: MoveState.VERIFIED, Trigger.ABORT: MoveState.ABORTED},
+        MoveState.VERIFIED: {Trigger.SWITCH: MoveState.SWITCHED, Trigger.ABORT: MoveState.ABORTED},
+        MoveState.SWITCHED: {Trigger.FREE: MoveState.FREED, Trigger.ABORT: MoveState.ABORTED},
+    },
+    MoveKind.DELETE: {
+        MoveState.PLANNED: {Trigger.SWITCH: MoveState.SWITCHED, Trigger.ABORT: MoveState.ABORTED},
+        MoveState.SWITCHED: {Trigger.FREE: MoveState.FREED, Trigger.ABORT: MoveState.ABORTED},
+    },
+}
+"""States without an entry are final."""
+
+FREES_SOURCE = frozenset({MoveKind.DEMOTE, MoveKind.DROP, MoveKind.DELETE})
+
+FINISHED_KEPT_MAX = 512
+"""Finished moves that stay in the state, to be shown."""
+
+
+class IllegalMove(AdvisorError):  # noqa: N818 -- named for what it is, as h11 does
+    """A trigger that the table does not allow; the move is as it was."""
+
+
+@dataclass(slots=True)
+class Move:
+    """One move. `target` is empty for a delete; for a drop it is the volume whose copy is checked."""
+
+    move_id: str
+    kind: MoveKind
+    key: Key
+    source: str
+    target: str
+    block_bytes: int
+    reason: str
+    planned_us: int
+    changed_us: int
+    state: MoveState = MoveState.PLANNED
+    note: str = ""
+
+    @property
+    def triggers(self) -> frozenset[Trigger]:
+        """What it may take now."""
+        return frozenset(TRANSITIONS[self.kind].get(self.state, {}))
+
+    def next_state(self, trigger: Trigger) -> MoveState:
+        """Raises `IllegalMove`."""
+        state = TRANSITIONS[self.kind].get(self.state, {}).get(trigger)
+        if state is None:
+            raise IllegalMove(
+                f"move {self.move_id} ({self.kind}) is {self.state} and cannot take {trigger}; "
+                f"it may take {', '.join(TRANSITIONS[self.kind].get(self.state, {})) or 'nothing'}"
+            )
+        return state
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in TRANSITIONS[self.kind]
+
+    @property
+    def occupies_target(self) -> bool:
+        """Whether it needs a slot on its target that may not be there yet."""
+        return self.kind in (MoveKind.PROMOTE, MoveKind.DEMOTE) and self.state in (
+            MoveState.PLANNED,
+            MoveState.COPYING,
+            MoveState.VERIFIED,
+        )
+
+
+class MoveTable:
+    """Open moves by id, at most one a block, and the last finished ones."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, Move] = {}
+        self.finished: deque[Move] = deque(maxlen=FINISHED_KEPT_MAX)
+        self.counts: Counter[tuple[MoveKind, MoveState]] = Counter()
+        self.moved_bytes = 0
+        self._by_key: dict[Key, Move] = {}
+
+    def of(self, key: Key) -> Move | None:
+        """The open move of a block."""
+        return self._by_key.get(key)
+
+    def add(self, moves: Iterable[Move]) -> None:
+        for move in moves:
+            self.open[move.move_id] = move
+            self._by_key[move.key] = move
+
+    def step(self, move_id: str, trigger: Trigger, now_us: int, note: str = "") -> Move:
+        """Advance one move; raises `IllegalMove` (also for a move that is not open) and changes nothing then."""
+        move = self.open.get(move_id)
+        if move is None:
+            raise IllegalMove(f"move {move_id} is not open and cannot take {trigger}")
+        move.state = move.next_state(trigger)
+        move.changed_us = now_us
+        if note:
+            move.note = note
+        if not move.is_open:
+            del self.open[move_id]
+            del self._by_key[move.key]
+            self.finished.append(move)
+            self.counts[move.kind, move.state] += 1
+            if move.kind in (MoveKind.PROMOTE, MoveKind.DEMOTE) and move.state is not MoveState.ABORTED:
+                self.moved_bytes += move.block_bytes
+        return move
+
+
+def diagram() -> str:
+    """The table as Mermaid state diagrams, for the documentation."""
+    parts = []
+    for kind, table in TRANSITIONS.items():
+        lines = [f"### {kind}", "", "```mermaid", "stateDiagram-v2", f"    [*] --> {MoveState.PLANNED}"]
+        ends: dict[MoveState, None] = {}
+        for state, edges in table.items():
+            for trigger, target in edges.items():
+                lines.append(f"    {state} --> {target}: {trigger}")
+                if target not in table:
+                    ends[target] = None
+        lines += [f"    {end} --> [*]" for end in ends]
+        parts.append("\n".join([*lines, "```", ""]))
+    return "\n".join(parts)

@@ -1,0 +1,242 @@
+"""Replay: recordings and traces through the live fold (ARCHITECTURE.md, section 3). No second simulator.
+
+A trace's request becomes Access for each block that is present and Store for each that is absent; a full cache asks the
+live eviction order for its coldest block, which comes back as Remove. Definitions: data README, "How reference.json
+counts".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from advisor.entries import EntryKind, LogEntry, SettingsEntry, Tick, VolumeEntry, encode_control
+from advisor.errors import AdvisorError
+from advisor.fold import Fold, Row
+from advisor.index import Key, Place, PlaceKey
+from advisor.intake import Intake, SourceFacts, Taken
+from advisor.policies.eviction import EVICTION_ORDERS
+from advisor.policies.tiering import POLICY_VERSION
+from event_plane.recording import TraceRequest, read_capture, read_trace
+from event_plane.schema import EventType, Namespace, Tier
+from event_plane.transport import Message
+
+TRACE_BLOCK_TOKENS = 512
+_CACHE = "cache"
+_PRODUCER = 1
+
+
+class ReplayError(AdvisorError):
+    """A replay that cannot be run as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceResult:
+    """One policy at one capacity. `run_*` sum the leading blocks present at each request's arrival, cold start included."""
+
+    policy: str
+    capacity_blocks: int
+    run_blocks: int
+    run_tokens: int
+    seq_block_hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A parsed trace: per request its time in ms, its prompt's tokens and its blocks' keys, root to leaf."""
+
+    requests: list[tuple[int, int, list[Key]]]
+
+    @property
+    def accesses(self) -> int:
+        return sum(len(keys) for _, _, keys in self.requests)
+
+
+def load_trace(path: Path) -> Trace:
+    """Read a Mooncake trace. A block is the same only if its whole path is, so its hash chains over the path.
+
+    Raises `RecordingError` naming the line.
+    """
+    namespace_id = Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id
+    known: dict[tuple[int, int], Key] = {}
+    requests: list[tuple[int, int, list[Key]]] = []
+    for request in read_trace(path):
+        requests.append((request.timestamp_ms, request.input_tokens, _path(request, namespace_id, known)))
+    return Trace(requests)
+
+
+def _path(request: TraceRequest, namespace_id: int, known: dict[tuple[int, int], Key]) -> list[Key]:
+    keys: list[Key] = []
+    parent = 0
+    for block_id in request.block_ids:
+        key = known.get((parent, block_id))
+        if key is None:
+            link = parent.to_bytes(16, "little") + (block_id & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")
+            key = known[parent, block_id] = Key(namespace_id, 0, xxhash.xxh3_128_intdigest(link))
+        keys.append(key)
+        parent = key.sequence_hash
+    return keys
+
+
+class TraceReplay:
+    """Runs a trace through a fold whose one volume is a cache of `capacity_blocks`, evicting in `policy`'s order."""
+
+    def __init__(self, policy: str, capacity_blocks: int) -> None:
+        if policy not in EVICTION_ORDERS:
+            known = ", ".join(sorted(EVICTION_ORDERS))
+            raise ReplayError(f"policy {policy!r} is not known: choose one of {known}")
+        if capacity_blocks < 1:
+            raise ReplayError(f"capacity {capacity_blocks} is not a number of blocks: give 1 or more")
+        self.policy = policy
+        self.capacity_blocks = capacity_blocks
+        self.fold = Fold()
+        self._position = 0
+        self._enter(
+            EntryKind.SETTINGS,
+            encode_control(SettingsEntry({"policy": {"eviction": policy}}, policy_version=POLICY_VERSION)),
+        )
+        self._enter(EntryKind.VOLUME, encode_control(VolumeEntry(_descriptor(capacity_blocks), "replay", _PRODUCER)))
+        self._cache = self.fold.index.place(PlaceKey(_PRODUCER, Tier.G3, _CACHE))
+        self._run_blocks = self._run_tokens = self._hits = 0
+        self._now_ms = -1
+
+    def request(self, timestamp_ms: int, input_tokens: int, keys: list[Key]) -> None:
+        """One request at its arrival."""
+        if timestamp_ms != self._now_ms:
+            self._now_ms = timestamp_ms
+            self._enter(EntryKind.TICK, encode_control(Tick(now_us=timestamp_ms * 1000)))
+        if not keys:
+            return
+        index, cache = self.fold.index, self._cache
+        last = len(keys) - 1
+        last_tokens = input_tokens - last * TRACE_BLOCK_TOKENS
+        run = index.match(keys[0].namespace_id, 0, [key.sequence_hash for key in keys], cache)
+        self._run_blocks += run
+        self._run_tokens += run * TRACE_BLOCK_TOKENS if run <= last else last * TRACE_BLOCK_TOKENS + last_tokens
+        parent = 0
+        for depth, key in enumerate(keys):
+            tokens = TRACE_BLOCK_TOKENS if depth < last else last_tokens
+            if index.get(key) is not None:
+                self._hits += 1
+                self._fold_row(_row(EventType.ACCESS, key, parent, depth, tokens))
+            else:
+                if len(cache.blocks) >= self.capacity_blocks:
+                    victim = next(cache.coldest())
+                    self._fold_row(_row(EventType.REMOVE, victim.key, 0, victim.depth, 0))
+                self._fold_row(_row(EventType.STORE, key, parent, depth, tokens))
+            parent = key.sequence_hash
+
+    def result(self) -> TraceResult:
+        return TraceResult(self.policy, self.capacity_blocks, self._run_blocks, self._run_tokens, self._hits)
+
+    def _fold_row(self, row: Row) -> None:
+        self.fold.apply_rows(_PRODUCER, self._namespaces, (_CACHE,), (row,))
+
+    _namespaces = (Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id,)
+
+    def _enter(self, kind: EntryKind, payload: bytes) -> None:
+        self._position += 1
+        self.fold.apply(LogEntry(self._position, kind, payload))
+
+
+def _descriptor(capacity_blocks: int) -> dict[str, object]:
+    # Watermarks at the brim: the planner never moves anything, the capacity alone evicts.
+    return {
+        "id": _CACHE,
+        "tier": int(Tier.G3),
+        "speed_rank": 0,
+        "capacity_blocks": capacity_blocks,
+        "high_watermark": 1.0,
+        "low_watermark": 1.0,
+    }
+
+
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _row(event_type: int, key: Key, parent: int, depth: int, tokens: int) -> Row:
+    h = key.sequence_hash
+    return (
+        event_type, 0, 3, 0, depth, h & _MASK, h >> 64, 0, 0, parent & _MASK, parent >> 64,
+        0, tokens & 0xFFFF, 0, 0, 0, 0, 0, 1,
+    )  # fmt: skip
+
+
+def replay_trace(
+    trace: Trace, policy: str, capacity_blocks: int, progress: Callable[[int], None] = lambda _: None
+) -> TraceReplay:
+    """Run the whole trace; `progress` is told how many requests have been done since it was last told."""
+    replay = TraceReplay(policy, capacity_blocks)
+    told = 0
+    for number, (timestamp_ms, input_tokens, keys) in enumerate(trace.requests, start=1):
+        replay.request(timestamp_ms, input_tokens, keys)
+        if number - told >= 256:
+            progress(number - told)
+            told = number
+    progress(len(trace.requests) - told)
+    return replay
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReplay:
+    """A capture after its last message. `refused` counts what could not be read, by reason."""
+
+    fold: Fold
+    messages: int
+    refused: dict[str, int]
+
+
+def replay_capture(path: Path, progress: Callable[[int], None] = lambda _: None) -> CaptureReplay:
+    """Run a capture's messages through intake, gate and fold, as the live service does. Raises `RecordingError`."""
+    fold = Fold()
+    intake = Intake([SourceFacts(path.name)])
+    position = 0
+    messages = 0
+    for frames in read_capture(path):
+        if len(frames) < 3:
+            raise ReplayError(f"{path}: message {messages} has {len(frames)} frames where 3 are expected")
+        message = Message(path.name, frames[0], int.from_bytes(frames[1], "big"), frames[-1])
+        position = _fold_taken(fold, intake.offer(message, 0), position)
+        messages += 1
+        progress(1)
+    # A file cannot fill a gap: what is still held is released after its gap is declared lost.
+    for taken in _exhaust(intake, path.name):
+        position = _fold_taken(fold, taken, position)
+    return CaptureReplay(fold, messages, dict(intake.refused))
+
+
+def _exhaust(intake: Intake, source: str) -> Iterator[Taken]:
+    while intake.gate.waiting():
+        before = intake.gate.waiting()
+        yield intake.resend_ended(source, 0)
+        if intake.gate.waiting() >= before:
+            yield intake.tick(1 << 62)
+        if intake.gate.waiting() >= before:
+            return
+
+
+def _fold_taken(fold: Fold, taken: Taken, position: int) -> int:
+    for accepted in taken.accepted:
+        position += 1
+        entry = LogEntry(position, EntryKind.BATCH, accepted.entry.payload, source=accepted.entry.source)
+        fold.apply(entry, accepted.batch)
+    return position
+
+
+def live_blocks(fold: Fold) -> list[int]:
+    """Low 64 bits of the hash of each block that is placed somewhere, sorted."""
+    return sorted(key.sequence_hash & _MASK for key, block in fold.index.blocks.items() if block.placements)
+
+
+def as_json(result: TraceResult) -> dict[str, object]:
+    return dict(msgspec.to_builtins(result))
+
+
+__all__ = [
+    "CaptureReplay", "Place", "ReplayError", "Trace", "TraceReplay", "TraceResult", "as_json", "live_blocks",
+    "load_trace", "replay_capture", "replay_trace",
+]  # fmt: skip

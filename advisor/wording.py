@@ -1,0 +1,34 @@
+"""Quantities in words, for reasons and sentences: three figures, a unit, no more."""
+
+from __future__ import annotations
+
+
+def bytes_text(count: float) -> str:
+    """1536 → `1.5 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{_figures(count)} {unit}"
+        count /= 1024
+    return f"{_figures(count)} TiB"
+
+
+def duration_text(seconds: float) -> str:
+    """0.00021 → `0.21 ms`; 90 → `1.5 min`."""
+    if seconds < 1:
+        return f"{_figures(seconds * 1000)} ms"
+    for unit, size in (("s", 120), ("min", 120)):
+        if seconds < size:
+            return f"{_figures(seconds)} {unit}"
+        seconds /= 60
+    return f"{_figures(seconds)} h"
+
+
+def ordinal(number: int) -> str:
+    """3 → `3rd`."""
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+def _figures(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
