@@ -29,6 +29,14 @@ class Onboarded(NamedTuple):
     sources: list[str]
 
 
+class _Run(NamedTuple):
+    """Host guards of consecutive blocks and where each was found. `ends`: the block after them is nowhere."""
+
+    blocks: list[ImmutableBlock]
+    sources: list[str]
+    ends: bool
+
+
 class Onboarder:
     """The paths host → device and volume → host → device. Used by the engine's thread."""
 
@@ -53,40 +61,39 @@ class Onboarder:
         found = Onboarded([], [])
         while len(found.blocks) < len(identities):
             ahead = identities[len(found.blocks) : len(found.blocks) + self._batch_blocks]
-            with ExitStack() as held:
-                in_host = [held.enter_context(block) for block in self._host.pool.match([i.key for i in ahead])]
-                sources = ["host"] * len(in_host)
-                for block in in_host:
-                    self._on_host_access(block.identity)
-                self._counters.matched_host += len(in_host)
-                if not in_host:
-                    absent = self._absent_run(ahead)
-                    loaded, sources = self._load(absent)
-                    in_host = [held.enter_context(block) for block in loaded]
-                    short = len(loaded) < len(absent)
-                else:
-                    short = False
-                if not self._to_device(in_host, sources, found) or short:
-                    return found
+            run = self._from_host(ahead)
+            if not run.blocks:
+                run = self._from_volumes(ahead)
+            if not self._to_device(run, found) or run.ends:
+                break
         return found
 
-    def _absent_run(self, identities: Sequence[BlockIdentity]) -> list[BlockIdentity]:
-        """The leading blocks that the host does not have."""
-        run = []
-        for identity in identities:
-            if self._host.pool.has(identity.key):
-                break
-            run.append(identity)
-        return run
+    def _from_host(self, identities: Sequence[BlockIdentity]) -> _Run:
+        """The leading blocks that the host has."""
+        blocks = self._host.pool.match([identity.key for identity in identities])
+        for block in blocks:
+            self._on_host_access(block.identity)
+        self._counters.matched_host += len(blocks)
+        return _Run(blocks, ["host"] * len(blocks), ends=False)
 
-    def _to_device(self, in_host: Sequence[ImmutableBlock], sources: Sequence[str], found: Onboarded) -> bool:
-        """Copy host blocks to the device and add them to `found`. False where the device has no room."""
-        try:
-            found.blocks.extend(copy_to(self._host, in_host, self._device))
-        except PoolExhaustedError:
-            self._counters.load_misses["device_exhausted"] += len(in_host)
-            return False
-        found.sources.extend(sources)
+    def _from_volumes(self, identities: Sequence[BlockIdentity]) -> _Run:
+        """The leading blocks that volumes have, up to the next one of the host; read into the host."""
+        in_host = (n for n, identity in enumerate(identities) if self._host.pool.has(identity.key))
+        absent = identities[: next(in_host, len(identities))]
+        blocks, sources = self._load(absent)
+        return _Run(blocks, sources, ends=len(blocks) < len(absent))
+
+    def _to_device(self, run: _Run, found: Onboarded) -> bool:
+        """Copy a run to the device, release its host guards and add it to `found`. False: the device has no room."""
+        with ExitStack() as held:
+            for block in run.blocks:
+                held.enter_context(block)
+            try:
+                found.blocks.extend(copy_to(self._host, run.blocks, self._device))
+            except PoolExhaustedError:
+                self._counters.load_misses["device_exhausted"] += len(run.blocks)
+                return False
+        found.sources.extend(run.sources)
         return True
 
     def _load(self, identities: Sequence[BlockIdentity]) -> tuple[list[ImmutableBlock], list[str]]:

@@ -130,7 +130,7 @@ class BlockPool:
         with self._lock:
             return key in self._registry
 
-    def keys(self) -> list[BlockKey]:
+    def registered_keys(self) -> list[BlockKey]:
         """Every registered key."""
         with self._lock:
             return self._registry.keys()
