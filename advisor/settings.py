@@ -1,0 +1,304 @@
+"""The service's settings, from a TOML file and the environment (docs/settings.md)."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import itertools
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from advisor.errors import SettingsError
+from event_plane.errors import TransportError
+from event_plane.transport import parse_url
+
+ENVIRONMENT_PREFIX = "KVADVISOR_"
+NESTED = "__"
+NOT_SETTINGS = frozenset({"KVADVISOR_SHARED_DATA"})
+"""Variables with our prefix that are no settings: where the tests find real captures and traces."""
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ApiSettings(Section):
+    """Where the admin API and pages are served."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8470, ge=0, le=65_535)
+    """0: any free port."""
+
+    @field_validator("host")
+    @classmethod
+    def _loopback(cls, host: str) -> str:
+        try:
+            loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            loopback = False
+        if not loopback:
+            raise ValueError("the API has no login yet (issue 7): bind it to 127.0.0.1, ::1 or localhost")
+        return host
+
+
+class SourceSettings(Section):
+    """A stream of events to subscribe to."""
+
+    name: Name
+    url: str
+    resend_url: str = ""
+    """Empty: the port after `url`'s."""
+    dialect: Literal["auto", "kvadvisor", "vllm"] = "auto"
+    tenant: str = "default"
+    model: str = ""
+    revision: str = ""
+    hash_root_shared: bool = False
+    """A foreign engine's block hashes mean the same in each of its lives."""
+    topic: str = ""
+
+    @field_validator("url", "resend_url")
+    @classmethod
+    def _known_scheme(cls, url: str) -> str:
+        if url:
+            try:
+                parse_url(url)
+            except TransportError as error:
+                raise ValueError(str(error)) from error
+        return url
+
+
+class AgentSettings(Section):
+    """A storage agent whose volumes this advisor manages."""
+
+    name: Name
+    command_url: str = Field(min_length=1)
+    timeout_s: float = Field(default=10.0, gt=0, le=3_600)
+
+
+class PolicySettings(Section):
+    """What the planner may do in one plan: `advisor.policies.tiering.Limits`, field for field. Logged whole."""
+
+    eviction: Literal["lru", "lfu"] = "lru"
+    promote_touches: int = Field(default=2, ge=1, le=1_000_000)
+    promote_moves_max: int = Field(default=64, ge=0, le=65_536)
+    demote_moves_max: int = Field(default=64, ge=0, le=65_536)
+    moves_open_max: int = Field(default=256, ge=0, le=65_536)
+    moves_bytes_max: int = Field(default=1 << 30, ge=0)
+
+
+class AdvisorSettings(BaseSettings):
+    """All settings of one advisor. Built directly it reads neither file nor environment; `load_settings` does."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter=NESTED
+    )
+
+    directory: Path
+    """Where `log.db` lies; made if absent."""
+    tick_interval_s: float = Field(default=2.0, ge=0.05, le=3_600)
+    queue_entries_max: int = Field(default=4_096, ge=1, le=1_000_000)
+    """Logged entries that wait for the fold; past it the log thread stops receiving."""
+    commit_batches_max: int = Field(default=64, ge=1, le=4_096)
+    api: ApiSettings = ApiSettings()
+    sources: tuple[SourceSettings, ...] = ()
+    agents: tuple[AgentSettings, ...] = ()
+    policy: PolicySettings = PolicySettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @field_validator("sources", "agents")
+    @classmethod
+    def _distinct(cls, named: tuple[Any, ...]) -> tuple[Any, ...]:
+        twice = [name for name, times in Counter(each.name for each in named).items() if times > 1]
+        if twice:
+            raise ValueError(f"the name {twice[0]!r} is given twice: rename one")
+        return named
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "log.db"
+
+    def for_fold(self) -> dict[str, Any]:
+        """The settings that the fold reads, whole, as JSON types: what a `SettingsEntry` holds."""
+        return {"policy": self.policy.model_dump(mode="json")}
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str]) -> AdvisorSettings:
+    """Settings of the file at `path`, overridden by `environ`'s `KVADVISOR_…`.
+
+    Relative paths are taken from the file's folder, those of the environment from the working directory. Raises
+    `SettingsError` with one sentence for each key that is unknown, missing or out of range.
+    """
+    named = {name: value for name, value in environ.items() if _is_setting(name)}
+    problems = _environment_problems(named)
+    if problems:
+        raise SettingsError(problems)
+    from_environment = _Environment(named)()
+    from_file = {} if path is None else _read_toml(path)
+    _anchor(from_file, Path() if path is None else path.parent)
+    _anchor(from_environment, Path())
+    try:
+        return AdvisorSettings(**_merged(from_file, from_environment))
+    except ValidationError as error:
+        raise SettingsError(
+            [
+                _sentence(detail, _place(detail, path, [name.upper() for name in named], from_environment))
+                for detail in error.errors(include_url=False)
+            ]
+        ) from error
+
+
+class _Environment(EnvSettingsSource):
+    """pydantic-settings' reading of the environment, of the variables given instead of the process's."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        super().__init__(AdvisorSettings)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {name.lower(): value for name, value in self._environ.items()}
+
+
+def _is_setting(variable: str) -> bool:
+    return variable.upper().startswith(ENVIRONMENT_PREFIX) and variable.upper() not in NOT_SETTINGS
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError([f"{path} cannot be read ({error.strerror}): check the path"]) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError([f"{path} is not UTF-8 at byte {error.start}: save it as UTF-8"]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError([f"{path} is not TOML: {error}: mend that line"]) from error
+
+
+def _anchor(values: dict[str, Any], folder: Path) -> None:
+    """Makes the paths in `values` absolute."""
+    if isinstance(values.get("directory"), str):
+        values["directory"] = (folder / values["directory"]).absolute()
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over`'s values, tables merged key by key."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+        merged[key] = _merged(base[key], value) if both else value
+    return merged
+
+
+def _environment_problems(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that names no setting, or whose setting needs JSON and has none."""
+    known = _variables(AdvisorSettings, ENVIRONMENT_PREFIX)
+    problems = []
+    for variable, value in environ.items():
+        if variable.upper() not in known:
+            problems.append(f"the environment variable {variable} is no setting: {_nearest(variable.upper(), known)}")
+        elif not known[variable.upper()] and not _is_json(value):
+            problems.append(f"the environment variable {variable} is not JSON: write a JSON list or object")
+    return problems
+
+
+def _variables(model: type[BaseModel], prefix: str) -> dict[str, bool]:
+    """Every environment variable that is read, and whether its value is plain text, not JSON."""
+    variables = {}
+    for key, field in model.model_fields.items():
+        variable = prefix + key.upper()
+        section, is_list = _section(field)
+        variables[variable] = section is None
+        if section is not None and not is_list:
+            variables |= _variables(section, variable + NESTED)
+    return variables
+
+
+def _section(field: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
+    """The section that a field holds, if it holds one, and whether it holds a list of them."""
+    is_list = get_origin(field.annotation) is tuple
+    annotation = get_args(field.annotation)[0] if is_list else field.annotation
+    return (annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None), is_list
+
+
+def _is_json(value: str) -> bool:
+    try:
+        json.loads(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"the known ones are {', '.join(known)}"
+
+
+def _sentence(detail: Any, place: str) -> str:
+    """One of pydantic's error details as a sentence: the key, where it stands, what is wrong, what to do."""
+    location: tuple[str | int, ...] = detail["loc"]
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+    if detail["type"] == "extra_forbidden":
+        return f"{key} {place} is no setting: {_nearest(str(location[-1]), _fields_beside(location))}"
+    if detail["type"] == "missing":
+        variable = f" or set {ENVIRONMENT_PREFIX}{key.upper()}" if len(location) == 1 else ""
+        return f"{key} {place} is missing: add it{variable}"
+    problem = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else _lowered(detail["msg"])
+    return f"{key} = {_shown(detail['input'])} {place} cannot be used: {problem}"
+
+
+def _place(detail: Any, path: Path | None, variables: Iterable[str], from_environment: Mapping[str, Any]) -> str:
+    location: tuple[str | int, ...] = detail["loc"]
+    names = [str(part).upper() for part in itertools.takewhile(lambda part: isinstance(part, str), location)]
+    spelled = (ENVIRONMENT_PREFIX + NESTED.join(names[:count]) for count in range(len(names), 0, -1))
+    variable = next((each for each in spelled if each in variables), None)
+    if variable and _holds(from_environment, location[:-1] if detail["type"] == "missing" else location):
+        return f"(environment variable {variable})"
+    return "in the settings" if path is None else f"in {path}"
+
+
+def _holds(value: Any, location: Iterable[str | int]) -> bool:
+    for part in location:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            return False
+    return True
+
+
+def _fields_beside(location: tuple[str | int, ...]) -> list[str]:
+    model: type[BaseModel] = AdvisorSettings
+    for part in location[:-1]:
+        if isinstance(part, str):
+            section, _ = _section(model.model_fields[part])
+            assert section is not None
+            model = section
+    return list(model.model_fields)
+
+
+def _lowered(message: str) -> str:
+    return message[:1].lower() + message[1:]
+
+
+def _shown(value: Any) -> str:
+    text = str(value) if isinstance(value, Path) else json.dumps(value, default=str)
+    return text if len(text) <= 80 else text[:77] + "…"
