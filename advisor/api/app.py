@@ -1,0 +1,50 @@
+"""The admin view as one ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from advisor.api import problems
+from advisor.api.feed import LiveFeed
+from advisor.api.guard import Guard
+from advisor.api.routes import api_routes, probe_routes
+from advisor.views import AdvisorReader
+from advisor.web.pages import Pages
+from advisor.web.routes import page_routes, static_files
+
+DESCRIPTION = (
+    "Which KV blocks live where, which are hot, and what is being moved. Times are µs since the epoch, UTC. "
+    "Refusals are `application/problem+json`."
+)
+
+
+def create_app(reader: AdvisorReader, *, metrics: Callable[[], bytes]) -> FastAPI:
+    """Routes, pages and files over `reader`; `metrics` renders the Prometheus text.
+
+    `app.state.feed` is the `LiveFeed`: whoever runs the app closes it before waiting for open connections to end
+    (`advisor.api.server.AdminServer` does).
+    """
+    feed = LiveFeed(reader)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        feed.close()
+
+    # FastAPI's own /docs loads its scripts from another host; `page_routes` has one that loads ours.
+    app = FastAPI(
+        title="kvadvisor", version=version("kvadvisor"), description=DESCRIPTION,
+        docs_url=None, redoc_url=None, lifespan=lifespan,
+    )
+    app.state.feed = feed
+    problems.install(app)
+    app.include_router(probe_routes(reader, metrics))
+    app.include_router(api_routes(reader, feed))
+    app.include_router(page_routes(Pages(), feed))
+    app.mount("/static", static_files(), name="static")
+    app.add_middleware(Guard)
+    return app

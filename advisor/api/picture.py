@@ -1,0 +1,44 @@
+"""One look at the whole service: what a page or a stream shows at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from advisor.views import (
+    AdvisorReader,
+    Check,
+    MovesView,
+    ProducerView,
+    Sample,
+    Summary,
+    VolumeView,
+)
+
+MOVES_SHOWN = 20
+PRODUCERS_SHOWN = 100
+VOLUMES_SHOWN = 100
+SPARK_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """`samples` are the last two minutes, oldest first. Lists are cut to what a page shows."""
+
+    summary: Summary
+    volumes: list[VolumeView]
+    moves: MovesView
+    producers: list[ProducerView]
+    samples: list[Sample]
+    checks: list[Check]
+
+
+def take_picture(reader: AdvisorReader) -> Picture:
+    """Each part is consistent in itself; two parts may be a tick apart. Blocks: call it off the event loop."""
+    return Picture(
+        summary=reader.summary(),
+        volumes=reader.volumes()[:VOLUMES_SHOWN],
+        moves=reader.moves(limit=MOVES_SHOWN),
+        producers=reader.producers()[:PRODUCERS_SHOWN],
+        samples=reader.samples(seconds=SPARK_SECONDS),
+        checks=reader.checks(),
+    )

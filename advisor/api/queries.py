@@ -1,0 +1,49 @@
+"""Parameters of the API's routes. An unknown name is refused, so that a typo never widens an answer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from advisor.entries import EntryKind
+
+ANSWER_ROWS_MAX = 1000
+SAMPLES_SECONDS_MAX = 3600
+
+Limit = Annotated[int, Field(ge=1, le=ANSWER_ROWS_MAX, description="The most rows to answer with.")]
+
+
+class Query(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ListQuery(Query):
+    limit: Limit = ANSWER_ROWS_MAX
+
+
+class MovesQuery(Query):
+    limit: Limit = 50
+
+
+class BlocksQuery(Query):
+    after: str | None = Field(None, max_length=512, description="`next_cursor` of the page before.")
+    limit: Limit = 100
+    volume: str | None = Field(None, min_length=1, max_length=64, description="Only blocks on this volume.")
+    tier: int | None = Field(None, ge=1, le=4, description="Only blocks in this tier: 1 for G1 to 4 for G4.")
+    tenant: str | None = Field(None, min_length=1, max_length=256, description="Only this tenant's blocks.")
+    hash_prefix: str | None = Field(
+        None, pattern=r"^[0-9a-f]{1,32}$", description="First hex digits (lower case) of the sequence hash."
+    )
+
+
+class EventsQuery(Query):
+    from_position: int | None = Field(
+        None, ge=1, le=2**63 - 1, description="First log position; the newest entries where it is left out."
+    )
+    limit: Limit = 100
+    kind: EntryKind | None = Field(None, description="Only entries of this kind.")
+
+
+class SamplesQuery(Query):
+    seconds: int = Field(300, ge=1, le=SAMPLES_SECONDS_MAX, description="How far back.")

@@ -1,0 +1,143 @@
+"""The REST API. Reads are plain functions, which FastAPI runs off the event loop; the log alone is read in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+
+from advisor.api.feed import LiveFeed
+from advisor.api.problems import documented
+from advisor.api.queries import BlocksQuery, EventsQuery, ListQuery, MovesQuery, SamplesQuery
+from advisor.views import (
+    AdvisorReader,
+    BlockPage,
+    Check,
+    EventsPage,
+    MovesView,
+    ProducerView,
+    Sample,
+    Summary,
+    VolumeView,
+)
+
+Row = TypeVar("Row")
+
+TOTAL_HEADER = "X-Total-Count"
+
+
+class Health(BaseModel):
+    status: str
+
+
+class Readiness(BaseModel):
+    ready: bool
+    checks: list[Check]
+    """Those that fail where `ready` is false, else all."""
+
+
+def probe_routes(reader: AdvisorReader, metrics: Callable[[], bytes]) -> APIRouter:
+    """`/healthz`, `/readyz` and `/metrics`."""
+    routes = APIRouter(tags=["probes"])
+
+    @routes.get("/healthz", summary="Whether the process answers")
+    def healthz() -> Health:
+        return Health(status="ok")
+
+    @routes.get(
+        "/readyz",
+        summary="Whether the service does its job",
+        responses={503: {"model": Readiness, "description": "Not ready; `checks` are those that fail"}},
+    )
+    def readyz(response: Response) -> Readiness:
+        checks = reader.checks()
+        failing = [check for check in checks if not check.ok]
+        if failing:
+            response.status_code = 503
+        return Readiness(ready=not failing, checks=failing or checks)
+
+    @routes.get("/metrics", summary="Metrics for Prometheus", response_class=Response,
+                responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+    def prometheus() -> Response:
+        return Response(metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    return routes
+
+
+def api_routes(reader: AdvisorReader, feed: LiveFeed) -> APIRouter:
+    """Everything under `/api/v1`."""
+    routes = APIRouter(prefix="/api/v1", tags=["advisor"])
+
+    @routes.get("/summary", summary="The service in one answer")
+    def summary() -> Summary:
+        return reader.summary()
+
+    @routes.get("/volumes", summary="Registered volumes", responses=documented(422))
+    def volumes(query: Annotated[ListQuery, Query()], response: Response) -> list[VolumeView]:
+        return _first(reader.volumes(), query.limit, response)
+
+    @routes.get("/blocks", summary="Blocks, a page at a time", responses=documented(400, 422))
+    def blocks(query: Annotated[BlocksQuery, Query()]) -> BlockPage:
+        try:
+            return reader.blocks(
+                after=query.after, limit=query.limit, volume=query.volume, tier=query.tier,
+                tenant=query.tenant, hash_prefix=query.hash_prefix,
+            )
+        except ValueError as error:
+            detail = f"after was {query.after!r}: {error}; give the next_cursor of the page before, unchanged"
+            raise HTTPException(400, detail) from error
+
+    @routes.get("/moves", summary="Moves and refusals, newest first", responses=documented(422))
+    def moves(query: Annotated[MovesQuery, Query()]) -> MovesView:
+        return reader.moves(limit=query.limit)
+
+    @routes.get("/producers", summary="Who publishes, and whether anything is missing", responses=documented(422))
+    def producers(query: Annotated[ListQuery, Query()], response: Response) -> list[ProducerView]:
+        return _first(reader.producers(), query.limit, response)
+
+    @routes.get("/events", summary="Entries of the event log", responses=documented(422))
+    async def events(query: Annotated[EventsQuery, Query()]) -> EventsPage:
+        kind = None if query.kind is None else query.kind.value
+        return await reader.events(from_position=query.from_position, limit=query.limit, kind=kind)
+
+    @routes.get("/samples", summary="One sample a second, oldest first", responses=documented(422))
+    def samples(query: Annotated[SamplesQuery, Query()]) -> list[Sample]:
+        return reader.samples(seconds=query.seconds)
+
+    @routes.get("/stream", summary="Server-sent events, every second", response_class=EventSourceResponse,
+                responses=documented(503), dependencies=[Depends(stream_place(feed))])
+    async def stream() -> AsyncIterator[ServerSentEvent]:
+        """Events `summary`, `volumes`, `moves`, `producers` and `sample`, each with the JSON of the route of that name.
+
+        The id of an event is the log position it shows. A watcher that is slow gets the newest, never a backlog.
+        """
+        async for picture in feed.pictures():
+            position = str(picture.summary.position)
+            yield ServerSentEvent(event="summary", data=picture.summary, id=position)
+            yield ServerSentEvent(event="volumes", data=picture.volumes, id=position)
+            yield ServerSentEvent(event="moves", data=picture.moves, id=position)
+            yield ServerSentEvent(event="producers", data=picture.producers, id=position)
+            if picture.samples:
+                yield ServerSentEvent(event="sample", data=picture.samples[-1], id=position)
+
+    return routes
+
+
+def stream_place(feed: LiveFeed) -> Callable[[], Iterator[None]]:
+    """A dependency that holds one of the feed's places while a stream is open."""
+
+    def hold() -> Iterator[None]:
+        with feed.admitted():
+            yield
+
+    return hold
+
+
+def _first(rows: Sequence[Row], limit: int, response: Response) -> list[Row]:
+    """At most `limit` rows; a header says how many there are."""
+    response.headers[TOTAL_HEADER] = str(len(rows))
+    return list(rows[:limit])

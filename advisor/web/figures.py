@@ -1,0 +1,156 @@
+"""What the overview shows, worked out from a picture: six figures, their sparklines, moves and refusals in one list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from advisor.api.picture import Picture
+from advisor.views import MovesView, OriginView, Sample
+from advisor.web import formats
+
+SPARK_WIDTH = 96
+SPARK_HEIGHT = 26
+_SPARK_MARGIN = 2
+
+SETTLED_STATES = frozenset({"kept", "freed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """`exact` is the hover. `spark` is the `points` of an SVG polyline, empty where there are not two samples."""
+
+    label: str
+    value: str
+    note: str
+    exact: str
+    spark: str
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One line of the list of moves and refusals. `block_bytes` is None for a refusal."""
+
+    id: str
+    at_us: int
+    kind: str
+    state: str
+    hash: str
+    tenant: str
+    source: str
+    target: str
+    block_bytes: int | None
+    reason: str
+    note: str
+
+    @property
+    def tone(self) -> str:
+        """`settled`, `stopped` or `open`: what the state's tag looks like."""
+        if self.state in SETTLED_STATES:
+            return "settled"
+        return "stopped" if self.state in {"aborted", "refused"} else "open"
+
+
+def spark_points(values: Sequence[float | None]) -> str:
+    """Points of a polyline in a `SPARK_WIDTH` by `SPARK_HEIGHT` box; seconds without a value are left out."""
+    known = [(index, value) for index, value in enumerate(values) if value is not None]
+    if len(known) < 2:
+        return ""
+    low = min(value for _, value in known)
+    span = max(value for _, value in known) - low
+    drawn_height = SPARK_HEIGHT - 2 * _SPARK_MARGIN
+    last = len(values) - 1
+
+    def y(value: float) -> float:
+        share = (value - low) / span if span else 0.5
+        return SPARK_HEIGHT - _SPARK_MARGIN - share * drawn_height
+
+    return " ".join(f"{index / last * SPARK_WIDTH:.1f},{y(value):.1f}" for index, value in known)
+
+
+def origin_total(origin: OriginView) -> int:
+    return origin.recomputed + origin.g1 + origin.g2 + origin.g3 + origin.g4
+
+
+def reused_share(origin: OriginView) -> float | None:
+    """Prompt blocks found in any tier over all prompt blocks; None before the first."""
+    total = origin_total(origin)
+    return (total - origin.recomputed) / total if total else None
+
+
+def _reused_each_second(samples: Sequence[Sample]) -> list[float | None]:
+    shares: list[float | None] = []
+    for before, after in pairwise(samples):
+        total = origin_total(after.origin) - origin_total(before.origin)
+        recomputed = after.origin.recomputed - before.origin.recomputed
+        shares.append((total - recomputed) / total if total > 0 else None)
+    return shares
+
+
+def six_figures(picture: Picture) -> list[Figure]:
+    summary, samples = picture.summary, picture.samples
+
+    def spark(of: Callable[[Sample], float | None]) -> str:
+        return spark_points([of(sample) for sample in samples])
+
+    reused = reused_share(summary.origin)
+    prompt_blocks = origin_total(summary.origin)
+    fast = summary.fast_hit_ratio
+    return [
+        Figure(
+            "Ingest", formats.rate(summary.events_per_s), "events/s",
+            f"{summary.events_per_s:,.1f} events/s now; {formats.exact(summary.events_total)} events so far",
+            spark(lambda sample: sample.events_per_s),
+        ),
+        Figure(
+            "Behind by", formats.seconds(summary.behind_s), f"{formats.count(summary.queue_entries)} queued",
+            f"the oldest entry not yet applied is {summary.behind_s:.3f} s old; "
+            f"{formats.exact(summary.queue_entries)} entries wait",
+            spark(lambda sample: sample.behind_s),
+        ),
+        Figure(
+            "Blocks", formats.count(summary.blocks), formats.size(summary.block_bytes),
+            f"{formats.exact(summary.blocks)} blocks, {formats.exact(summary.block_bytes)} bytes",
+            spark(lambda sample: sample.blocks),
+        ),
+        Figure(
+            "Reads from fast volume", formats.percent(fast), "of volume reads",
+            "no block was read from a volume yet" if fast is None else f"{fast:.6f} of blocks read from volumes",
+            spark(lambda sample: sample.fast_hit_ratio),
+        ),
+        Figure(
+            "Moved", formats.size(summary.moved_bytes_total), f"{formats.count(summary.moves_total)} moves",
+            f"{formats.exact(summary.moved_bytes_total)} bytes in {formats.exact(summary.moves_total)} moves; "
+            f"{formats.exact(summary.moves_open)} are open",
+            spark(lambda sample: sample.moves_per_s),
+        ),
+        Figure(
+            "Prompt state reused", formats.percent(reused), "of prompt blocks",
+            "no prompt block was counted yet" if reused is None else
+            f"{formats.exact(prompt_blocks - summary.origin.recomputed)} of "
+            f"{formats.exact(prompt_blocks)} prompt blocks",
+            spark_points(_reused_each_second(samples)),
+        ),
+    ]
+
+
+def activities(moves: MovesView, limit: int) -> list[Activity]:
+    """Moves by their last change and refusals by their time, newest first."""
+    lines = [
+        Activity(
+            id=f"move-{move.id}", at_us=move.changed_us, kind=move.kind, state=move.state, hash=move.hash,
+            tenant=move.tenant, source=move.source, target=move.target, block_bytes=move.block_bytes,
+            reason=move.reason, note=move.note,
+        )
+        for move in moves.moves
+    ]
+    lines += [
+        Activity(
+            id=f"refusal-{refusal.at_us}-{refusal.hash}", at_us=refusal.at_us, kind="", state="refused",
+            hash=refusal.hash, tenant=refusal.tenant, source="", target=refusal.volume, block_bytes=None,
+            reason=refusal.reason, note="",
+        )
+        for refusal in moves.refusals
+    ]
+    return sorted(lines, key=lambda line: line.at_us, reverse=True)[:limit]

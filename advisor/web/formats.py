@@ -1,0 +1,128 @@
+"""How figures are written on the pages: three figures and a unit, the exact value for the hover.
+
+Pure functions, each also a Jinja filter of the same name (see `advisor.web.pages`).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+NOTHING = "–"
+"""Written where there is no value yet."""
+
+NARROW_SPACE = "\u202f"
+"""Between groups of three digits: does not break, and cannot be taken for a decimal sign."""
+
+_COUNT_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def _three_figures(value: float) -> str:
+    """A value below 1000, rounded to three figures, in plain digits."""
+    magnitude = abs(value)
+    if magnitude >= 100:
+        return f"{value:.0f}"
+    if magnitude >= 10:
+        return f"{value:.1f}"
+    if magnitude >= 1:
+        return f"{value:.2f}"
+    return f"{value:.3g}"
+
+
+def _scaled(value: float, steps: tuple[str, ...]) -> tuple[str, str]:
+    """Digits and the step's name. Rounding comes first, so that 999 999 is 1.00 M and never 1000 k."""
+    rounded = float(f"{value:.2e}")
+    step = 0
+    while abs(rounded) >= 1000 and step < len(steps) - 1:
+        rounded /= 1000
+        step += 1
+    return _three_figures(rounded), steps[step]
+
+
+def count(value: int) -> str:
+    """`812`, `1.20 k`, `8.41 M`."""
+    if abs(value) < 1000:
+        return str(value)
+    digits, prefix = _scaled(value, _COUNT_PREFIXES)
+    return f"{digits} {prefix}"
+
+
+def rate(value: float | None) -> str:
+    """A number a second, without its unit: `0`, `0.25`, `212 k`."""
+    if value is None:
+        return NOTHING
+    if value == 0:
+        return "0"
+    digits, prefix = _scaled(value, _COUNT_PREFIXES)
+    return f"{digits} {prefix}".rstrip()
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units: `512 B`, `16.4 kB`, `228 TB`."""
+    if value is None:
+        return NOTHING
+    if abs(value) < 1000:
+        return f"{value:.0f} B"
+    digits, unit = _scaled(value, _BYTE_UNITS)
+    return f"{digits} {unit}"
+
+
+def percent(share: float | None) -> str:
+    """A share of one: `62.4 %`; `–` where nothing was counted yet."""
+    return NOTHING if share is None else f"{_three_figures(share * 100)} %"
+
+
+def seconds(value: float | None) -> str:
+    """A short time: `0.4 s`, `41 s`, `12 min`, `3 h 5 min`, `2 d 4 h`."""
+    if value is None:
+        return NOTHING
+    if value < 0.05:
+        return "0 s"
+    if value < 9.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 120:
+        return f"{whole} s"
+    minutes = whole // 60
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
+
+
+def exact(value: int) -> str:
+    """Every digit, in groups of three."""
+    return f"{value:,}".replace(",", NARROW_SPACE)
+
+
+def clock(time_us: int) -> str:
+    """UTC time of day of µs since the epoch: `18:04:11`."""
+    return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%H:%M:%S") if time_us else NOTHING
+
+
+def timestamp(time_us: int) -> str:
+    """ISO 8601 in UTC with milliseconds, for `<time>` and the hover."""
+    if not time_us:
+        return ""
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def short_hash(text: str) -> str:
+    """First and last four digits of a hash: `a41f…09c2`."""
+    return text if len(text) <= 9 else f"{text[:4]}…{text[-4:]}"
+
+
+FILTERS = {
+    "count": count,
+    "rate": rate,
+    "size": size,
+    "percent": percent,
+    "seconds": seconds,
+    "exact": exact,
+    "clock": clock,
+    "timestamp": timestamp,
+    "short_hash": short_hash,
+}

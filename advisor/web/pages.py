@@ -1,0 +1,55 @@
+"""Pages and their live fragments, rendered from pictures."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from advisor.api.picture import MOVES_SHOWN, Picture
+from advisor.web import formats
+from advisor.web.figures import SPARK_HEIGHT, SPARK_WIDTH, activities, origin_total, reused_share, six_figures
+
+FRAGMENTS = ("status", "notices", "figures", "origin", "volumes", "moves", "producers")
+"""Parts of the overview that change: the element with this id holds `templates/fragments/NAME.html`."""
+
+VENDOR = "/static/vendor/"
+
+
+class Pages:
+    """Templates, compiled once. Rendering touches nothing but its arguments."""
+
+    def __init__(self) -> None:
+        vendored = files("advisor.web").joinpath("static/vendor/integrity.json").read_text("utf-8")
+        self._integrity: dict[str, str] = {name: fact["integrity"] for name, fact in json.loads(vendored).items()}
+        self._templates = Environment(
+            loader=PackageLoader("advisor.web"), autoescape=True, undefined=StrictUndefined,
+            trim_blocks=True, lstrip_blocks=True,
+        )
+        self._templates.filters.update(formats.FILTERS)
+        self._templates.globals.update(vendor=VENDOR, integrity=self._integrity.__getitem__)
+
+    def overview(self, picture: Picture) -> str:
+        return self._templates.get_template("overview.html").render(self._shown(picture))
+
+    def fragments(self, picture: Picture) -> dict[str, str]:
+        """The markup inside each element of `FRAGMENTS`."""
+        shown = self._shown(picture)
+        return {name: self._templates.get_template(f"fragments/{name}.html").render(shown) for name in FRAGMENTS}
+
+    def docs(self) -> str:
+        return self._templates.get_template("docs.html").render()
+
+    def _shown(self, picture: Picture) -> dict[str, object]:
+        return {
+            "summary": picture.summary,
+            "failing": [check for check in picture.checks if not check.ok],
+            "figures": six_figures(picture),
+            "spark_box": f"0 0 {SPARK_WIDTH} {SPARK_HEIGHT}",
+            "prompt_blocks": origin_total(picture.summary.origin),
+            "reused": reused_share(picture.summary.origin),
+            "volumes": picture.volumes,
+            "activities": activities(picture.moves, MOVES_SHOWN),
+            "producers": picture.producers,
+        }

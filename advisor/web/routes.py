@@ -1,0 +1,51 @@
+"""The pages' routes: HTML, the stream of HTML fragments, and files. None is part of the API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from importlib.resources import files
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import HTMLResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.staticfiles import StaticFiles
+
+from advisor.api.feed import LiveFeed
+from advisor.api.routes import stream_place
+from advisor.web.pages import Pages
+
+
+def static_files() -> StaticFiles:
+    return StaticFiles(directory=str(files("advisor.web").joinpath("static")))
+
+
+def page_routes(pages: Pages, feed: LiveFeed) -> APIRouter:
+    routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+    @routes.get("/")
+    async def overview() -> HTMLResponse:
+        return HTMLResponse(pages.overview(await feed.current()))
+
+    @routes.get("/docs")
+    def docs() -> HTMLResponse:
+        return HTMLResponse(pages.docs())
+
+    @routes.get("/live", response_class=EventSourceResponse, dependencies=[Depends(stream_place(feed))])
+    async def live() -> AsyncIterator[ServerSentEvent]:
+        """Fragments that changed, as htmx partials in one message; then the sample for the charts as event `sample`."""
+        sent: dict[str, str] = {}
+        async for picture in feed.pictures():
+            now = pages.fragments(picture)
+            changed = [
+                f'<hx-partial hx-target="#{name}" hx-swap="innerMorph">{markup}</hx-partial>'
+                for name, markup in now.items()
+                if sent.get(name) != markup
+            ]
+            sent = now
+            position = str(picture.summary.position)
+            if changed:
+                yield ServerSentEvent(raw_data="\n".join(changed), id=position)
+            sample = picture.samples[-1].model_dump_json() if picture.samples else "null"
+            yield ServerSentEvent(event="sample", raw_data=sample, id=position)
+
+    return routes
