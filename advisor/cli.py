@@ -1,0 +1,103 @@
+"""The command line: finds the rooms' commands by entry point and imports only the one that is asked for.
+
+A command is an entry point of the group `kvadvisor.commands` that names a plain function with Typer's annotations, or
+a `typer.Typer`. `--help` shows the first line of its docstring, read from its source.
+
+Errors: an exception whose class has an int attribute `exit_status` is expected (bad input, a full disk, a port in
+use). Its text is one sentence a line that says what, where and what to do; the command line prints it to standard
+error and ends with that status. Each room's base error sets `exit_status = 2`. Everything else is a fault of ours and
+keeps its traceback. Ctrl-C ends with 130.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from advisor.errors import CommandError
+
+ENTRY_POINT_GROUP = "kvadvisor.commands"
+INTERRUPTED_STATUS = 130
+
+
+class EntryPointGroup(TyperGroup):
+    """Lists stand-ins that know only their name and first line, and loads the command that is invoked."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._entry_points = {each.name: each for each in entry_points(group=ENTRY_POINT_GROUP)}
+        for name, entry_point in sorted(self._entry_points.items()):
+            self.add_command(TyperCommand(name=name, help=summary(entry_point)))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else load(self._entry_points[name]), rest
+
+
+def load(entry_point: EntryPoint) -> Any:
+    """The command that an entry point names. Raises `CommandError` where it cannot be imported."""
+    try:
+        target = entry_point.load()
+    except ImportError as error:
+        package = entry_point.dist.name if entry_point.dist is not None else entry_point.module
+        raise CommandError(f"command {entry_point.name} cannot be loaded ({error}): install {package} again") from error
+    if isinstance(target, typer.Typer):
+        return typer.main.get_command(target)
+    single = typer.Typer(add_completion=False)
+    single.command(entry_point.name)(target)
+    return typer.main.get_command(single)
+
+
+def summary(entry_point: EntryPoint) -> str:
+    """First docstring line of the function that an entry point names, without importing its module; empty if none."""
+    try:
+        spec = find_spec(entry_point.module)
+    except ImportError:
+        return ""
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return ""
+    for node in ast.parse(Path(spec.origin).read_bytes()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == entry_point.attr:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kvadvisor {version('kvadvisor')}")
+        raise typer.Exit
+
+
+app = typer.Typer(cls=EntryPointGroup, add_completion=False, no_args_is_help=True)
+
+
+@app.callback()
+def kvadvisor(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """See which KV blocks live where, and have them moved to the right volume."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command line, the process's by default, and ends with `SystemExit`."""
+    try:
+        typer.main.get_command(app).main(arguments, prog_name="kvadvisor")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED_STATUS)
+    except Exception as error:
+        status = getattr(type(error), "exit_status", None)
+        if not isinstance(status, int):
+            raise
+        for line in str(error).splitlines():
+            print(f"kvadvisor: {line}", file=sys.stderr)
+        sys.exit(status)
