@@ -1,0 +1,135 @@
+"""Every Prometheus metric of the service, named here and nowhere else (docs/metrics.md)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from advisor.views import ProducerView, Summary, VolumeView
+
+_COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Family(Collector):
+    """A counter or gauge whose values may be counted here or copied from a total that the service keeps anyway.
+
+    The library's own counter cannot be set, and its gauge cannot drop the labels that are gone in one step.
+    Thread-safe. Label values are given in the order of `labels`.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+        name: str,
+        text: str,
+        labels: Sequence[str] = (),
+    ) -> None:
+        self._kind = kind
+        self._name = name
+        self._text = text
+        self._labels = tuple(labels)
+        self._lock = threading.Lock()
+        self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
+        registry.register(self)
+
+    def add(self, amount: float = 1.0, *labels: str) -> None:
+        with self._lock:
+            self._values[labels] = self._values.get(labels, 0.0) + amount
+
+    def set(self, value: float, *labels: str) -> None:
+        """A counter's value must never fall in one life of the service."""
+        with self._lock:
+            self._values[labels] = value
+
+    def replace(self, values: Mapping[tuple[str, ...], float]) -> None:
+        """Take `values` for all there are; other labels are gone."""
+        with self._lock:
+            self._values = dict(values)
+
+    def collect(self) -> Iterable[Metric]:
+        family = self._kind(self._name, self._text, labels=self._labels)
+        with self._lock:
+            values = sorted(self._values.items())
+        for labels, value in values:
+            family.add_metric(labels, value)
+        return [family]
+
+
+class Metrics:
+    """The metrics of one service instance, in a registry of their own."""
+
+    def __init__(self, version: str = "") -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.build = self._gauge("build_info", "Always 1; the label names the version that runs.", "version")
+        self.build.set(1, version)
+        self.ready = self._gauge("ready", "1 when every readiness check passes.")
+        self.paused = self._gauge("planning_paused", "1 when all planning is paused.")
+
+        self.events = self._counter("events", "Events applied from logged batches.")
+        self.batches = self._counter("batches", "Batches committed to the log.", "source")
+        self.log_position = self._gauge("log_position", "Position of the last log entry applied.")
+        self.commit_seconds = Histogram(
+            "kvadvisor_log_commit_seconds",
+            "Duration of one commit to the log, the disk's sync included.",
+            registry=self.registry,
+            buckets=_COMMIT_SECONDS,
+        )
+        self.queue_entries = self._gauge("queue_entries", "Logged entries that wait to be applied.")
+        self.behind_seconds = self._gauge("behind_seconds", "Age of the oldest logged entry not applied yet.")
+        self.skipped_records = self._counter("skipped_records", "Records that made no sense.", "reason")
+
+        self.tier_blocks = self._gauge("tier_blocks", "Blocks present in a tier.", "tier")
+        self.tier_bytes = self._gauge("tier_bytes", "Bytes of the blocks present in a tier.", "tier")
+        self.volume_blocks = self._gauge("volume_blocks", "Blocks on a volume.", "volume")
+        self.volume_bytes = self._gauge("volume_bytes", "Bytes of the blocks on a volume.", "volume")
+        self.volume_capacity_blocks = self._gauge("volume_capacity_blocks", "Blocks that a volume can hold.", "volume")
+        self.volume_reads = self._counter("volume_reads", "Blocks read from a volume.", "volume")
+
+        self.moves = self._counter("moves", "Moves that reached a state.", "kind", "state")
+        self.moves_open = self._gauge("moves_open", "Moves planned or under way.")
+        self.moved_bytes = self._counter("moved_bytes", "Bytes copied by moves.")
+        self.refusals = self._counter("refusals", "Moves that a plan wanted and a limit refused.")
+
+        self.producer_duplicates = self._counter("producer_duplicates", "Batches received again.", "producer", "name")
+        self.producer_gaps = self._counter("producer_gaps", "Gaps in the sequence of batches.", "producer", "name")
+        self.producer_lost = self._counter("producer_lost_batches", "Batches that nobody had.", "producer", "name")
+        self.producer_resends = self._counter("producer_resends", "Resends asked for.", "producer", "name")
+        self.producer_blocks = self._gauge("producer_blocks", "Blocks placed by a producer.", "producer", "name")
+
+    def show(self, summary: Summary, volumes: Sequence[VolumeView], producers: Sequence[ProducerView]) -> None:
+        """Copy one moment of the service. Commits, batches, moves, duplicates and losses are counted by the service."""
+        self.ready.set(summary.ready)
+        self.paused.set(summary.paused)
+        self.events.set(summary.events_total)
+        self.log_position.set(summary.position)
+        self.queue_entries.set(summary.queue_entries)
+        self.behind_seconds.set(summary.behind_s)
+        self.skipped_records.replace({(reason,): count for reason, count in summary.skipped_records.items()})
+        self.tier_blocks.replace({(f"G{tier.tier}",): tier.blocks for tier in summary.tiers})
+        self.tier_bytes.replace({(f"G{tier.tier}",): tier.block_bytes for tier in summary.tiers})
+        self.moves_open.set(summary.moves_open)
+        self.moved_bytes.set(summary.moved_bytes_total)
+        self.refusals.set(summary.refusals_total)
+        self.volume_blocks.replace({(volume.id,): volume.blocks for volume in volumes})
+        self.volume_bytes.replace({(volume.id,): volume.block_bytes for volume in volumes})
+        self.volume_capacity_blocks.replace({(volume.id,): volume.capacity_blocks for volume in volumes})
+        self.volume_reads.replace({(volume.id,): volume.reads for volume in volumes})
+        self.producer_gaps.replace({(each.id, each.name): each.gaps for each in producers})
+        self.producer_resends.replace({(each.id, each.name): each.resends for each in producers})
+        self.producer_blocks.replace({(each.id, each.name): each.blocks for each in producers})
+
+    def render(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Family:
+        return Family(self.registry, CounterMetricFamily, f"kvadvisor_{name}", text, labels)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Family:
+        return Family(self.registry, GaugeMetricFamily, f"kvadvisor_{name}", text, labels)
