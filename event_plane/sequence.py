@@ -315,7 +315,8 @@ class SequenceGate:
         return [self._ask(stream)]
 
     def _ask(self, stream: _Stream) -> AskResend:
-        return AskResend(stream.producer, max(stream.last, 0) if stream.foreign else stream.last + 1)
+        fenced = stream.last in stream.checksums
+        return AskResend(stream.producer, stream.last if fenced else stream.last + 1)
 
     def _give_up(self, stream: _Stream, gap: _Gap, now_us: int) -> list[Action]:
         """Declare the gap lost and release what follows it, up to the next gap."""

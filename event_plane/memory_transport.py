@@ -1,0 +1,210 @@
+"""Publisher and subscriber within one process, `memory://name`: the same contract as over ZeroMQ, without sockets."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final, Unpack
+
+from event_plane.errors import TransportError
+from event_plane.publishing import RESEND_END, Acknowledgement, Ask, BatchPublisher, Carrier, PublisherOptions, Reply
+from event_plane.transport import Message, ResendEnd, parse_url
+
+_RESENT_WAITING_MAX: Final = 256
+_REQUESTS_MAX: Final = 4096
+
+_Delivery = tuple[int, bytes]
+"""Sequence and payload."""
+
+
+@dataclass(slots=True)
+class _Channel:
+    """What the two sides of one name share; `changed`'s lock guards all of it."""
+
+    name: str
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    publisher: _MemoryCarrier | None = None
+    subscribers: list[MemorySubscriber] = field(default_factory=list)
+    requests: deque[Ask | Acknowledgement] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
+    resent: dict[bytes, tuple[MemorySubscriber, deque[_Delivery]]] = field(default_factory=dict)
+    """By asker, until its resend ends: who asked and what waits for it."""
+    asks_made: int = 0
+
+
+_channels: dict[str, _Channel] = {}
+_channels_lock = threading.Lock()
+
+
+def _attach(name: str, side: _MemoryCarrier | MemorySubscriber) -> _Channel:
+    with _channels_lock:
+        channel = _channels.setdefault(name, _Channel(name))
+        with channel.changed:
+            if isinstance(side, MemorySubscriber):
+                channel.subscribers.append(side)
+            elif channel.publisher is not None:
+                raise TransportError(f"cannot publish on memory://{name}: it is in use; choose another name")
+            else:
+                channel.publisher = side
+        return channel
+
+
+def _detach(channel: _Channel, side: _MemoryCarrier | MemorySubscriber) -> None:
+    with _channels_lock, channel.changed:
+        if isinstance(side, MemorySubscriber):
+            channel.subscribers.remove(side)
+            channel.resent = {peer: place for peer, place in channel.resent.items() if place[0] is not side}
+        else:
+            channel.publisher = None
+        if channel.publisher is None and not channel.subscribers:
+            del _channels[channel.name]
+
+
+class _MemoryCarrier:
+    def __init__(self, name: str) -> None:
+        self.malformed = 0
+        self._woken = False
+        self._channel = _attach(name, self)
+
+    def send(self, sequence: int, payload: bytes) -> None:
+        with self._channel.changed:
+            for subscriber in self._channel.subscribers:
+                subscriber.deliver(sequence, payload)
+
+    def resend(self, peer: bytes, sequence: int, payload: bytes) -> Reply:
+        with self._channel.changed:
+            if peer not in self._channel.resent:
+                return Reply.GONE
+            subscriber, waiting = self._channel.resent[peer]
+            if len(waiting) >= _RESENT_WAITING_MAX:
+                return Reply.FULL
+            waiting.append((sequence, payload))
+            subscriber.signal()
+            return Reply.SENT
+
+    def wait(self, timeout_s: float | None) -> list[Ask | Acknowledgement]:
+        with self._channel.changed:
+            self._channel.changed.wait_for(lambda: self._woken or self._channel.requests, timeout_s)
+            self._woken = False
+            requests = list(self._channel.requests)
+            self._channel.requests.clear()
+            return requests
+
+    def wake(self) -> None:
+        with self._channel.changed:
+            self._woken = True
+            self._channel.changed.notify_all()
+
+    def close(self) -> None:
+        _detach(self._channel, self)
+
+
+class MemoryPublisher(BatchPublisher):
+    """Publishes one producer's batches to this process. See `BatchPublisher`."""
+
+    def __init__(self, url: str, *, producer: int, **options: Unpack[PublisherOptions]) -> None:
+        """Raises `TransportError` where the name has a publisher already."""
+        name = parse_url(url).path
+
+        def open_carrier() -> Carrier:
+            return _MemoryCarrier(name)
+
+        super().__init__(open_carrier, producer=producer, **options)
+
+
+class MemorySubscriber:
+    """Receives what is published under one name. See `Subscriber`. Past `queue_batches` waiting, live ones are lost."""
+
+    def __init__(self, source: str, url: str, *, queue_batches: int = 4096) -> None:
+        self.source = source
+        self._queue_batches = queue_batches
+        self._live: deque[_Delivery] = deque()
+        self._asks: dict[int, bytes] = {}
+        self._closed = False
+        self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._channel = _attach(parse_url(url).path, self)
+
+    def deliver(self, sequence: int, payload: bytes) -> None:
+        """Called by the publishing side, under the channel's lock."""
+        if len(self._live) < self._queue_batches:
+            self._live.append((sequence, payload))
+            self.signal()
+
+    def signal(self) -> None:
+        """Make the pollable ready. Called under the channel's lock."""
+        os.eventfd_write(self._ready, 1)
+
+    def pollables(self) -> list[Any]:
+        """See `Subscriber.pollables`."""
+        return [] if self._closed else [self._ready]
+
+    def receive(self, count_max: int) -> list[Message | ResendEnd]:
+        """See `Subscriber.receive`. Neither live nor resent messages can starve the other."""
+        with self._channel.changed:
+            if self._closed:
+                return []
+            received: list[Message | ResendEnd] = []
+            for token in list(self._asks):
+                self._receive_resent(token, received, count_max - count_max // 2)
+            while self._live and len(received) < count_max:
+                received.append(self._message(*self._live.popleft()))
+            self._settle_signal()
+            return received
+
+    def acknowledge(self, producer: int, epoch: int, sequence: int) -> None:
+        """See `Subscriber.acknowledge`."""
+        self._request(Acknowledgement(f"subscriber-{id(self)}".encode(), producer, epoch, sequence))
+
+    def ask_resend(self, from_sequence: int, token: int) -> bool:
+        """See `Subscriber.ask_resend`. A second ask with one token replaces the first."""
+        with self._channel.changed:
+            if self._closed:
+                return False
+            if token in self._asks:
+                self._end_ask(token)
+            self._channel.asks_made += 1
+            peer = f"ask-{self._channel.asks_made}".encode()
+            self._asks[token] = peer
+            self._channel.resent[peer] = (self, deque())
+            self._request(Ask(peer, from_sequence))
+            return True
+
+    def close(self) -> None:
+        """See `Subscriber.close`."""
+        with self._channel.changed:
+            if self._closed:
+                return
+            self._closed = True
+        _detach(self._channel, self)
+        os.close(self._ready)
+
+    def _request(self, request: Ask | Acknowledgement) -> None:
+        with self._channel.changed:
+            if not self._closed:
+                self._channel.requests.append(request)
+                self._channel.changed.notify_all()
+
+    def _receive_resent(self, token: int, received: list[Message | ResendEnd], count_max: int) -> None:
+        _, waiting = self._channel.resent[self._asks[token]]
+        while waiting and len(received) < count_max:
+            sequence, payload = waiting.popleft()
+            if sequence == RESEND_END and not payload:
+                self._end_ask(token)
+                received.append(ResendEnd(self.source, token))
+            else:
+                received.append(self._message(sequence, payload))
+
+    def _end_ask(self, token: int) -> None:
+        del self._channel.resent[self._asks.pop(token)]
+
+    def _settle_signal(self) -> None:
+        """Leave the pollable ready exactly while something waits."""
+        waiting = bool(self._live) or any(self._channel.resent[peer][1] for peer in self._asks.values())
+        self.signal()
+        os.eventfd_read(self._ready)
+        if waiting:
+            self.signal()
+
+    def _message(self, sequence: int, payload: bytes) -> Message:
+        return Message(self.source, b"", sequence, payload)
