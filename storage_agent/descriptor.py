@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from storage_agent.errors import VolumeError
+
+CAPACITY_BLOCKS_MAX = 1 << 31
+BLOCK_BYTES_MAX = 256 * 1024 * 1024
+"""Largest block a volume may take. A batch is staged in memory, at least one block at a time."""
+SPEED_RANK_MAX = 0xFFFF
+
+_ID = re.compile(r"[a-z0-9-]{1,64}")
 
 
 class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,3 +33,45 @@ class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     high_watermark: float = 0.90
     low_watermark: float = 0.75
     when_full: Literal["refuse"] = "refuse"
+
+
+def validate(descriptor: VolumeDescriptor, allowed_roots: Sequence[Path]) -> Path:
+    """The file that `descriptor` means, absolute and without symbolic links.
+
+    Reads the file system to resolve links; changes nothing. Raises `VolumeError` with the field, its value and the
+    remedy: an id, number or watermark out of range, or a path that ends up outside every allowed root.
+    """
+    name = f"volume {descriptor.id!r}"
+    if not _ID.fullmatch(descriptor.id):
+        raise VolumeError(f"{name}: an id is 1 to 64 of a-z, 0-9 and '-'; rename the volume")
+    for field, value, low, high in (
+        ("tier", descriptor.tier, 3, 4),
+        ("capacity_blocks", descriptor.capacity_blocks, 1, CAPACITY_BLOCKS_MAX),
+        ("block_bytes_max", descriptor.block_bytes_max, 1, BLOCK_BYTES_MAX),
+        ("speed_rank", descriptor.speed_rank, 0, SPEED_RANK_MAX),
+    ):
+        if not low <= value <= high:
+            raise VolumeError(f"{name}: {field} is {value}; set it between {low} and {high}")
+    if not 0 < descriptor.low_watermark < descriptor.high_watermark <= 1:
+        raise VolumeError(
+            f"{name}: low_watermark {descriptor.low_watermark} and high_watermark {descriptor.high_watermark} "
+            "must satisfy 0 < low < high <= 1; change one of them"
+        )
+    return _resolve_inside(name, descriptor.path, allowed_roots)
+
+
+def _resolve_inside(name: str, path: str, allowed_roots: Sequence[Path]) -> Path:
+    if not allowed_roots:
+        raise VolumeError(f"{name}: no folder is allowed for volumes; name one in allowed_roots")
+    try:
+        resolved = Path(path).resolve()
+        roots = [Path(root).resolve() for root in allowed_roots]
+    except (OSError, ValueError, RuntimeError) as error:
+        raise VolumeError(f"{name}: path {path!r} cannot be resolved: {error}; correct it") from error
+    if not any(root in resolved.parents for root in roots):
+        allowed = ", ".join(str(root) for root in roots)
+        raise VolumeError(
+            f"{name}: path {path!r} (in full {str(resolved)!r}) lies outside the allowed roots {allowed}; "
+            "move it inside one or add its folder to allowed_roots"
+        )
+    return resolved

@@ -82,7 +82,9 @@ class VolumeStat(msgspec.Struct, frozen=True):
     write_bytes_total: int = 0
     write_seconds_total: float = 0.0
     degraded: str = ""
-    """Empty, or why the volume is degraded."""
+    """Empty, or why the volume is degraded: a write or read failed since it was opened."""
+    corrupt_total: int = 0
+    """Blocks found with bytes that were not put; their copies were freed."""
 
 
 class AgentStat(msgspec.Struct, frozen=True):
@@ -95,7 +97,10 @@ class AgentStat(msgspec.Struct, frozen=True):
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):
-    """Answer to a copy or delete. The events it caused lie in this producer's batches up to `sequence` of `epoch`."""
+    """Answer to a copy or delete. The events it caused lie in this producer's batches up to `sequence` of `epoch`.
+
+    `sequence` is -1 where the agent has published nothing.
+    """
 
     command_id: str
     outcomes: list[Outcome]

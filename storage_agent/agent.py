@@ -1,0 +1,311 @@
+"""The storage agent: one owner of several volumes, in the process of its caller."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from event_plane.transport import Publisher
+from storage_agent.announcer import Announcer
+from storage_agent.descriptor import VolumeDescriptor, validate
+from storage_agent.errors import VolumeError
+from storage_agent.port import AgentStat, BlockKey, CommandOutcome, Outcome, PutBlock, Result, VolumeStat
+from storage_agent.slab_format import SlotHeader
+from storage_agent.slab_volume import SlabVolume
+
+REMEMBERED_ANSWERS = 4096
+"""Commands whose answers are kept, to answer the same when asked again."""
+_SEARCHES_MAX = 8
+"""Times a get looks again for blocks that moves may have carried past it."""
+
+
+class StorageAgent:
+    """Implements `port.StoragePort`. Thread-safe.
+
+    Commands (copy, delete, move) run one after another; gets and puts run beside them and wait for at most one batch
+    on a volume. What happens on the volumes is published through `publisher`, which the caller closes after the agent.
+    """
+
+    def __init__(self, name: str, *, publisher: Publisher | None, allowed_roots: Sequence[Path]) -> None:
+        self.name = name
+        self._allowed_roots = tuple(allowed_roots)
+        self._announcer = Announcer(name, publisher)
+        self._command_lock = threading.Lock()
+        self._answers: OrderedDict[str, CommandOutcome] = OrderedDict()
+        self._register_lock = threading.Lock()
+        self._idle = threading.Condition()  # guards everything below
+        self._volumes: dict[str, SlabVolume] = {}
+        self._users: dict[str, int] = {}
+        self._closing = False
+
+    # Volumes
+
+    def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:
+        """See `StoragePort.register_volume`. The blocks found on the volume are published before this returns."""
+        path = validate(descriptor, self._allowed_roots)
+        if descriptor.kind != "slab":
+            raise VolumeError(f"volume {descriptor.id!r}: kind {descriptor.kind!r} is not known; use 'slab'")
+        with self._register_lock:
+            with self._idle:
+                if self._closing:
+                    raise VolumeError(f"volume {descriptor.id!r}: agent {self.name!r} is closed")
+                if descriptor.id in self._volumes:
+                    raise VolumeError(f"volume {descriptor.id!r} is registered already; unregister it first")
+            volume = SlabVolume(
+                descriptor,
+                path,
+                on_stored=partial(self._announcer.stored, descriptor),
+                on_freed=partial(self._announcer.freed, descriptor),
+            )
+            self._announcer.recovered(descriptor, volume.live_headers())
+            with self._idle:
+                self._volumes[descriptor.id] = volume
+            return volume.stat()
+
+    def unregister_volume(self, volume: str) -> None:
+        """See `StoragePort.unregister_volume`. A Clear says that nothing is there any more."""
+        with self._register_lock:
+            with self._idle:
+                opened = self._volumes.get(volume)
+                if opened is None:
+                    raise VolumeError(f"volume {volume!r} is not registered; this agent has {sorted(self._volumes)}")
+                if self._users.get(volume, 0):
+                    raise VolumeError(f"volume {volume!r} is in use; try again when its gets, puts and moves are done")
+                del self._volumes[volume]
+            opened.close()
+            self._announcer.unregistered(opened.descriptor)
+
+    def close(self) -> None:
+        """Wait for what is under way, close every volume, send what waits. Blocks stay. Idempotent."""
+        with self._idle:
+            self._closing = True
+            self._idle.wait_for(lambda: not self._users)
+            volumes = list(self._volumes.values())
+            self._volumes.clear()
+        for volume in volumes:
+            volume.close()
+        self._announcer.close()
+
+    def __enter__(self) -> StorageAgent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def stat(self) -> AgentStat:
+        """See `AgentPort.stat`."""
+        with self._all_volumes() as volumes:
+            return AgentStat(
+                agent=self.name,
+                producer=self._announcer.producer,
+                epoch=self._announcer.epoch,
+                volumes=[volume.stat() for volume in volumes],
+            )
+
+    # Blocks
+
+    def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]:
+        """See `StoragePort.put`. Raises nothing but a closed publisher's `TransportError`."""
+        with self._volume(volume) as target:
+            if target is None:
+                return self._all_failed([block.key for block in blocks], volume)
+            return target.put(blocks)
+
+    def get(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> list[Outcome]:
+        """See `StoragePort.get`. A buffer is written only with a whole verified block, at its start.
+
+        `corrupt` where every copy was. Raises `ValueError` unless there are as many buffers as keys.
+        """
+        if len(keys) != len(buffers):
+            raise ValueError(f"{len(keys)} keys, {len(buffers)} buffers: give one buffer a key")
+        # The buffer that a fast copy failed to fill may be filled from a slower one.
+        outcomes: dict[int, Outcome] = {}
+        with self._all_volumes() as volumes:
+            for _ in range(_SEARCHES_MAX):
+                retired_before = sum(volume.retired_total for volume in volumes)
+                for volume in volumes:
+                    self._get_from(volume, keys, buffers, outcomes)
+                missing = any(index not in outcomes for index in range(len(keys)))
+                # A block that moved on between two looks was retired somewhere meanwhile.
+                if not missing or retired_before == sum(volume.retired_total for volume in volumes):
+                    break
+        return [
+            outcomes.get(index) or Outcome(key, Result.MISS, reason="no volume holds it")
+            for index, key in enumerate(keys)
+        ]
+
+    def _get_from(
+        self,
+        volume: SlabVolume,
+        keys: Sequence[BlockKey],
+        buffers: Sequence[memoryview],
+        outcomes: dict[int, Outcome],
+    ) -> None:
+        wanted = [
+            index
+            for index, key in enumerate(keys)
+            if (index not in outcomes or not outcomes[index].result.ok) and volume.live_header(key) is not None
+        ]
+        if not wanted:
+            return
+
+        def fill(number: int, header: SlotHeader, payload: memoryview) -> str:
+            buffer = buffers[wanted[number]]
+            if buffer.readonly or not buffer.c_contiguous:
+                return "the buffer is not writable and contiguous"
+            if buffer.nbytes < header.payload_bytes:
+                return f"the buffer has {buffer.nbytes} bytes, the block {header.payload_bytes}"
+            buffer.cast("B")[: header.payload_bytes] = payload
+            return ""
+
+        results = volume.read([keys[index] for index in wanted], fill)
+        hits: list[SlotHeader] = []
+        for index, result in zip(wanted, results, strict=True):
+            if result.outcome.result is Result.MISS:
+                continue  # it went while we waited for our turn
+            outcomes[index] = result.outcome
+            if result.outcome.result.ok and result.header is not None:
+                hits.append(result.header)
+        self._announcer.accessed(volume.descriptor, hits)
+
+    # Commands
+
+    def copy(self, command_id: str, keys: Sequence[BlockKey], source: str, target: str) -> CommandOutcome:
+        """See `AgentPort.copy`. `present` for a block that `target` holds already."""
+        return self._run_once(command_id, lambda: self._copy(keys, source, target))
+
+    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey]) -> CommandOutcome:
+        """See `AgentPort.delete`."""
+        return self._run_once(command_id, lambda: self._delete(keys, volume))
+
+    def move(self, keys: Sequence[BlockKey], source: str, target: str, keep: bool) -> CommandOutcome:
+        """Copy blocks, verified, then (unless `keep`) free those on `source` whose copy on `target` is good.
+
+        For callers in this process. At every moment at least one copy can be read.
+        """
+
+        def run() -> list[Outcome]:
+            outcomes = self._copy(keys, source, target)
+            if not keep:
+                good = [outcome.key for outcome in outcomes if outcome.result.ok]
+                kept = {o.key: o for o in self._delete(good, source) if o.result not in (Result.DELETED, Result.MISS)}
+                outcomes = [kept.get(outcome.key, outcome) for outcome in outcomes]
+            return outcomes
+
+        return self._run_once("", run)
+
+    def _run_once(self, command_id: str, run: Callable[[], list[Outcome]]) -> CommandOutcome:
+        started = time.monotonic()
+        with self._command_lock:
+            known = self._answers.get(command_id) if command_id else None
+            if known is not None:
+                return known
+            outcomes = run()
+            answer = CommandOutcome(
+                command_id=command_id,
+                outcomes=outcomes,
+                producer=self._announcer.producer,
+                epoch=self._announcer.epoch,
+                sequence=self._announcer.flush(),
+                seconds=time.monotonic() - started,
+            )
+            if command_id:
+                self._answers[command_id] = answer
+                while len(self._answers) > REMEMBERED_ANSWERS:
+                    self._answers.popitem(last=False)
+            return answer
+
+    def _copy(self, keys: Sequence[BlockKey], source: str, target: str) -> list[Outcome]:
+        with self._volume(source) as from_volume, self._volume(target) as to_volume:
+            if from_volume is None:
+                return self._all_failed(keys, source)
+            if to_volume is None:
+                return self._all_failed(keys, target)
+            if from_volume is to_volume:
+                return [Outcome(k, Result.FAILED, source, reason="source and target are one volume") for k in keys]
+            batch = min(from_volume.batch_slots, to_volume.batch_slots)
+            outcomes: list[Outcome] = []
+            for start in range(0, len(keys), batch):
+                outcomes += _copy_batch(keys[start : start + batch], from_volume, to_volume)
+            return outcomes
+
+    def _delete(self, keys: Sequence[BlockKey], volume: str) -> list[Outcome]:
+        with self._volume(volume) as opened:
+            return self._all_failed(keys, volume) if opened is None else opened.delete(keys)
+
+    # Who uses which volume
+
+    @contextmanager
+    def _volume(self, name: str) -> Iterator[SlabVolume | None]:
+        """A volume that stays open meanwhile; None where it is not registered."""
+        with self._use([name]) as volumes:
+            yield volumes[0] if volumes else None
+
+    @contextmanager
+    def _all_volumes(self) -> Iterator[list[SlabVolume]]:
+        """Every volume, the fastest first; they stay open meanwhile."""
+        with self._use(None) as volumes:
+            yield sorted(volumes, key=lambda v: (v.descriptor.speed_rank, v.descriptor.id))
+
+    @contextmanager
+    def _use(self, names: list[str] | None) -> Iterator[list[SlabVolume]]:
+        with self._idle:
+            wanted = list(self._volumes) if names is None else [name for name in names if name in self._volumes]
+            volumes = [self._volumes[name] for name in wanted]
+            for name in wanted:
+                self._users[name] = self._users.get(name, 0) + 1
+        try:
+            yield volumes
+        finally:
+            with self._idle:
+                for name in wanted:
+                    self._users[name] -= 1
+                    if not self._users[name]:
+                        del self._users[name]
+                self._idle.notify_all()
+
+    def _all_failed(self, keys: Sequence[BlockKey], volume: str) -> list[Outcome]:
+        reason = f"volume {volume!r} is not registered with agent {self.name!r}"
+        return [Outcome(key, Result.FAILED, volume, reason=reason) for key in keys]
+
+
+def _copy_batch(keys: Sequence[BlockKey], source: SlabVolume, target: SlabVolume) -> list[Outcome]:
+    outcomes: dict[int, Outcome] = {}
+    wanted: list[int] = []
+    for index, key in enumerate(keys):
+        header = target.live_header(key)
+        if header is None:
+            wanted.append(index)
+        else:
+            outcomes[index] = Outcome(key, Result.PRESENT, target.descriptor.id, header.payload_bytes)
+    blocks: dict[int, PutBlock] = {}
+
+    def take(number: int, header: SlotHeader, payload: memoryview) -> str:
+        blocks[wanted[number]] = PutBlock(
+            key=header.key,
+            namespace=header.namespace,
+            payload=memoryview(bytes(payload)),
+            parent_hash=header.parent_hash,
+            depth=header.depth,
+            block_tokens=header.block_tokens,
+        )
+        return ""
+
+    for index, result in zip(wanted, source.read([keys[index] for index in wanted], take), strict=True):
+        if index not in blocks:
+            outcomes[index] = result.outcome
+    written = target.put(list(blocks.values()), read_back=True)
+    for index, outcome in zip(blocks, written, strict=True):
+        stored = outcome.result is Result.STORED
+        outcomes[index] = (
+            Outcome(outcome.key, Result.COPIED, outcome.volume, outcome.payload_bytes) if stored else outcome
+        )
+    return [outcomes[index] for index in range(len(keys))]

@@ -1,0 +1,86 @@
+"""An agent's settings, from TOML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from storage_agent.descriptor import VolumeDescriptor, validate
+from storage_agent.errors import ConfigError
+from storage_agent.slab_file import SlotReport, open_slab_read_only
+
+
+class _VolumeTable(VolumeDescriptor, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `[[volumes]]` table: a descriptor in which a misspelt key is an error."""
+
+
+class _AgentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    command_url: str
+    event_url: str
+    allowed_roots: list[str]
+    volumes: list[_VolumeTable] = []
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent, its two sockets and its volumes. Paths are absolute."""
+
+    name: str
+    command_url: str
+    """ZeroMQ address that commands come in by: `tcp://127.0.0.1:PORT` or `ipc://PATH`."""
+    event_url: str
+    """Event-plane URL that its events go out by."""
+    allowed_roots: list[Path]
+    """Folders that volumes may lie in."""
+    volumes: list[VolumeDescriptor] = []
+
+
+def load_settings(file: Path) -> AgentSettings:
+    """Settings in the TOML `file`; relative paths start at its folder.
+
+    Raises `ConfigError` that names the file and the key: unreadable, unknown, missing, of the wrong type.
+    """
+    try:
+        tables = msgspec.toml.decode(file.read_bytes(), type=dict)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    return settings_from_tables(tables, file)
+
+
+def settings_from_tables(tables: dict[str, object], file: Path) -> AgentSettings:
+    """As `load_settings`, from tables that were read from `file` already: an agent inside a larger configuration."""
+    try:
+        table = msgspec.convert(tables, _AgentTable)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{file}: {error}; correct or remove that key") from error
+    folder = file.resolve().parent
+    ids = [volume.id for volume in table.volumes]
+    twice = sorted({name for name in ids if ids.count(name) > 1})
+    if twice:
+        raise ConfigError(f"{file}: volume id {twice[0]!r} is there twice; rename one")
+    return AgentSettings(
+        name=table.name,
+        command_url=table.command_url,
+        event_url=table.event_url,
+        allowed_roots=[folder / root for root in table.allowed_roots],
+        volumes=[
+            VolumeDescriptor(**{**msgspec.structs.asdict(volume), "path": str(folder / volume.path)})
+            for volume in table.volumes
+        ],
+    )
+
+
+def scan_volumes(settings: AgentSettings) -> Iterator[tuple[VolumeDescriptor, Iterator[SlotReport]]]:
+    """Each volume with its slots as they lie on it, headers and payloads checked, independent of any agent's table.
+
+    Takes no lock and writes nothing; run it while no agent has the volumes open, or puts under way may look torn.
+    Use up a volume's reports before asking for the next volume. Raises `VolumeError` when a volume cannot be opened.
+    """
+    for descriptor in settings.volumes:
+        slab = open_slab_read_only(descriptor, validate(descriptor, settings.allowed_roots))
+        try:
+            yield descriptor, (report for report, _ in slab.scan(check_payloads=True))
+        finally:
+            slab.close()

@@ -1,0 +1,51 @@
+"""Errors of the storage agent: each says what was wrong, with which value, and what to do."""
+
+from __future__ import annotations
+
+
+class StorageAgentError(Exception):
+    """Base of everything this room raises."""
+
+
+class VolumeError(StorageAgentError):
+    """A volume that cannot be registered, opened or closed as asked."""
+
+
+class SlabFormatError(StorageAgentError):
+    """A page of a slab that is not what it should be."""
+
+
+class CorruptBlock(StorageAgentError):  # noqa: N818 - reads as what happened
+    """A block whose bytes on the volume are not those that were put. Its copy is freed; the block is a miss."""
+
+
+class SlotStateError(StorageAgentError):
+    """A slot was asked for a step that `slot_table.TRANSITIONS` does not allow. Nothing was changed."""
+
+
+class TransferError(StorageAgentError):
+    """A NIXL transfer that did not end well.
+
+    `in_doubt`: bytes may still be written later (a deadline passed), so the places it named must not be used again
+    until the file is opened anew. False: nothing of it is under way any more.
+    """
+
+    def __init__(self, message: str, *, in_doubt: bool = False) -> None:
+        super().__init__(message)
+        self.in_doubt = in_doubt
+
+
+class ConfigError(StorageAgentError):
+    """Agent settings that cannot be read; names the file and the key."""
+
+
+class ServiceError(StorageAgentError):
+    """The command socket cannot be opened as asked."""
+
+
+class AgentUnreachable(StorageAgentError):  # noqa: N818 - reads as what happened
+    """The agent did not answer in time. A command may still have run: ask again with the same command id."""
+
+
+class CommandRefused(StorageAgentError):  # noqa: N818 - reads as what happened
+    """The agent answered that it will not run the command, and why."""
