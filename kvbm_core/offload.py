@@ -45,7 +45,7 @@ class Offloader:
     def ask(self, block: ImmutableBlock) -> None:
         """Queue a newly registered block; a full queue refuses it, which is counted."""
         if len(self._queue) >= self._config.offload_queue_blocks:
-            self._counters.offload_skipped["queue_full"] += 1
+            self._skip("queue_full", 1)
             return
         self._queue.append(block.downgrade())
 
@@ -61,10 +61,14 @@ class Offloader:
     def _offload(self, asked: Sequence[WeakBlock]) -> None:
         with ExitStack() as held:
             there = [held.enter_context(block) for weak in asked if (block := weak.upgrade()) is not None]
-            self._counters.offload_skipped["evicted_before_copy"] += len(asked) - len(there)
+            self._skip("evicted_before_copy", len(asked) - len(there))
             in_host = [held.enter_context(block) for block in self._to_host(there)]
             if self._storage is not None:
                 self._put(self._storage, in_host)
+
+    def _skip(self, reason: str, blocks: int) -> None:
+        if blocks:
+            self._counters.offload_skipped[reason] += blocks
 
     def _to_host(self, blocks: Sequence[ImmutableBlock]) -> list[ImmutableBlock]:
         """Guards of the blocks' host copies, made where there was none."""
@@ -75,11 +79,11 @@ class Offloader:
                 missing.append(block)
             else:
                 present.append(copy)
-        self._counters.offload_skipped["present_in_host"] += len(present)
+        self._skip("present_in_host", len(present))
         try:
             copies = copy_to(self._device, missing, self._host)
         except PoolExhaustedError:
-            self._counters.offload_skipped["host_exhausted"] += len(missing)
+            self._skip("host_exhausted", len(missing))
             return present
         self._counters.offloaded += len(copies)
         return present + copies
@@ -93,11 +97,10 @@ class Offloader:
                 by_volumes.setdefault(volumes, []).append(self._put_block(block))
         for volumes, waiting in by_volumes.items():
             for place, volume in enumerate(volumes):
-                full = self._put_to(storage, volume, waiting, last=place == len(volumes) - 1)
-                if not full:
+                waiting = self._put_to(storage, volume, waiting, last=place == len(volumes) - 1)
+                if not waiting:
                     break
-                self._counters.put_fell_back[volume] += len(full)
-                waiting = full
+                self._counters.put_fell_back[volume] += len(waiting)
 
     def _put_to(self, storage: StoragePort, volume: str, blocks: list[PutBlock], *, last: bool) -> list[PutBlock]:
         """Put to one volume; the blocks to try on the next one."""

@@ -84,7 +84,8 @@ def test_a_host_payload_is_the_blocks_own_bytes(dtype: str) -> None:
     assert len(payload) == config.block_bytes
     payload[:] = bytes(len(payload) - 1) + b"\x01"
     assert host.tensor[1].reshape(-1).view(torch.uint8).nonzero().tolist() == [[config.block_bytes - 1]]
-    assert not any(bytes(host.payload(0))) and not any(bytes(host.payload(2)))
+    assert not any(bytes(host.payload(0)))
+    assert not any(bytes(host.payload(2)))
 
 
 def test_the_device_pool_has_the_layouts_shape() -> None:
