@@ -63,15 +63,15 @@ class Family(Collector):
 class Metrics:
     """The metrics of one service instance, in a registry of their own."""
 
-    def __init__(self, version: str = "") -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.build = self._gauge("build_info", "Always 1; the label names the version that runs.", "version")
-        self.build.set(1, version)
         self.ready = self._gauge("ready", "1 when every readiness check passes.")
         self.paused = self._gauge("planning_paused", "1 when all planning is paused.")
 
         self.events = self._counter("events", "Events applied from logged batches.")
+        self.refused_messages = self._counter("refused_messages", "Messages refused before the log.", "reason")
         self.batches = self._counter("batches", "Batches committed to the log.", "source")
         self.log_position = self._gauge("log_position", "Position of the last log entry applied.")
         self.commit_seconds = Histogram(
@@ -103,7 +103,8 @@ class Metrics:
         self.producer_blocks = self._gauge("producer_blocks", "Blocks placed by a producer.", "producer", "name")
 
     def show(self, summary: Summary, volumes: Sequence[VolumeView], producers: Sequence[ProducerView]) -> None:
-        """Copy one moment of the service. Commits, batches, moves, duplicates and losses are counted by the service."""
+        """Copy one moment of the service. The rest is not in the views: see `exposition`."""
+        self.build.replace({(summary.version,): 1})
         self.ready.set(summary.ready)
         self.paused.set(summary.paused)
         self.events.set(summary.events_total)

@@ -91,7 +91,7 @@ def producer(gaps: int) -> ProducerView:
 
 
 def test_one_moment_of_the_service_is_copied() -> None:
-    metrics = Metrics("0.1.0")
+    metrics = Metrics()
     metrics.show(summary(skipped={"unknown type": 5}), [volume("fast", 40)], [producer(gaps=1)])
     shown = samples(metrics)
     assert shown["kvadvisor_build_info{version=0.1.0}"] == 1

@@ -1,0 +1,46 @@
+# Everything happens in .venv, made with the first Python of 3.11 or later; it is installed again only when
+# pyproject.toml or constraints.txt change. Pass arguments on with ARGS: make demo ARGS="--seconds 30".
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+ARGS ?=
+
+.PHONY: help demo test lint test-wheel clean
+.DEFAULT_GOAL := help
+
+help: ## List the targets.
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do printf '%-12s %s\n' "$$target" "$$text"; done
+
+demo: .venv/.run ## Run the demo: an engine, an agent with two volumes, and the advisor with its admin page.
+	$(BIN)/kvadvisor demo $(ARGS)
+
+test: .venv/.test ## Run all tests.
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.test ## Check style, types and the rooms' import arrows.
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-wheel: .venv/.test ## Build the wheel, install it in a fresh environment and run the demo from it.
+	.ci/test-wheel $(BIN)/python
+
+clean: ## Remove .venv and everything built.
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "kvadvisor needs Python 3.11 or later: install it, or name it with make PYTHON=/path/to/python3.11"; exit 1; }
+	"$(PYTHON)" -m venv .venv
+
+.venv/.run: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing kvadvisor into .venv; the first time takes a minute or two, most of it PyTorch."
+	$(PIP) -e .
+	@touch $@
+
+.venv/.test: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing kvadvisor and its tests into .venv; the first time takes a minute or two, most of it PyTorch."
+	$(PIP) -e '.[test,lint]'
+	@touch .venv/.run $@
