@@ -448,8 +448,10 @@ class Fold:
             place = index.places[place_key]
             order = [[b.key.namespace_id, b.key.group, f"{b.key.sequence_hash:x}"] for b in place.coldest()]
             rows.append([list(place_key), place.volume, place.reads, place.block_bytes, order])
-        for move in [*self.moves.open.values(), *self.moves.finished]:
-            rows.append([move.move_id, move.kind, move.state, move.source, move.target, move.reason, move.note])
+        rows += [
+            [move.move_id, move.kind, move.state, move.source, move.target, move.reason, move.note]
+            for move in [*self.moves.open.values(), *self.moves.finished]
+        ]
         rows.append([f"{b.key.sequence_hash:x}" for b in self._touched])
         return _digest(rows).hex()
 

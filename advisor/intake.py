@@ -1,4 +1,4 @@
-"""From messages to log entries: decode, gate, and name what to ask again. Pure; the log thread and replay both use it."""
+"""From messages to log entries: decode, gate, name what to ask again. Pure; the log thread and replay use it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ class Intake:
         self.refused: Counter[str] = Counter()
         """Messages and foreign events that could not be used, by reason."""
         self.resends: Counter[int] = Counter()
-        self.duplicates = 0
+        self.duplicates: Counter[int] = Counter()
+        self.lost: Counter[int] = Counter()
+        """Batches that nobody had, by producer."""
         self._facts = {facts.name: facts for facts in sources}
         self._source_of: dict[int, str] = {}
         self._name_of: dict[int, str] = {}
@@ -76,9 +78,20 @@ class Intake:
     def restore(self, entry: LogEntry, batch: Batch) -> None:
         """Move the producer's cursor past a batch that is in the log already."""
         through = batch.snapshot.through if batch.kind is BatchKind.LOST and batch.snapshot is not None else None
+        source = entry.source.partition("/")[0]
+        if source in self._facts:
+            self._source_of[batch.producer] = source
+            self._name_of[batch.producer] = entry.source
+        if entry.foreign_crc is not None:
+            self._foreign_producers.add(batch.producer)
         self.gate.restore(
             batch.producer, batch.epoch, batch.sequence, entry.foreign_crc, entry.foreign_crc is not None, through
         )
+
+    def first_wanted(self, source: str) -> int:
+        """The sequence to ask a source to send again from when connecting: the last one known, 0 where none is."""
+        cursors = [self.gate.cursor(producer) for producer, name in self._source_of.items() if name == source]
+        return max(0, min((cursor[1] for cursor in cursors if cursor is not None), default=0))
 
     def offer(self, message: Message, now_us: int) -> Taken:
         """One message as received. Bad bytes are counted in `refused`, never raised."""
@@ -143,7 +156,7 @@ class Intake:
                 case Accept():
                     self._accept(action, taken)
                 case Duplicate():
-                    self.duplicates += 1
+                    self.duplicates[action.arrival.producer] += 1
                     self._acknowledge(action.arrival.producer, taken)
                 case AskResend():
                     self.resends[action.producer] += 1
@@ -195,6 +208,7 @@ class Intake:
             taken.acknowledged.append((source, producer, *cursor))
 
     def _lose(self, action: Lost, taken: Taken) -> None:
+        self.lost[action.producer] += action.through - action.from_sequence + 1
         batch = Batch(
             action.producer,
             action.epoch,

@@ -52,3 +52,21 @@ class WriterLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def require_unlocked(database: Path) -> None:
+    """Raises `LogError` while a writer has the database; takes nothing and makes no file."""
+    path = database.with_name(database.name + ".lock")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LogError(f"{path} cannot be opened ({error.strerror}): make it readable") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 512, 0).decode(errors="replace").strip() or "another process"
+        raise LogError(f"{database} is in use by {holder}: stop that one first") from error
+    finally:
+        os.close(descriptor)

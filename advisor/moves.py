@@ -76,7 +76,7 @@ FINISHED_KEPT_MAX = 512
 """Finished moves that stay in the state, to be shown."""
 
 
-class IllegalMove(AdvisorError):  # noqa: N818 -- named for what it is, as h11 does
+class IllegalMove(AdvisorError):
     """A trigger that the table does not allow; the move is as it was."""
 
 

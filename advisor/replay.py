@@ -13,15 +13,15 @@ from pathlib import Path
 
 import msgspec
 import xxhash
+from event_plane.recording import TraceRequest, read_capture, read_trace
 
 from advisor.entries import EntryKind, LogEntry, SettingsEntry, Tick, VolumeEntry, encode_control
 from advisor.errors import AdvisorError
 from advisor.fold import Fold, Row
-from advisor.index import Key, Place, PlaceKey
+from advisor.index import Key, PlaceKey
 from advisor.intake import Intake, SourceFacts, Taken
 from advisor.policies.eviction import EVICTION_ORDERS
 from advisor.policies.tiering import POLICY_VERSION
-from event_plane.recording import TraceRequest, read_capture, read_trace
 from event_plane.schema import EventType, Namespace, Tier
 from event_plane.transport import Message
 
@@ -36,7 +36,7 @@ class ReplayError(AdvisorError):
 
 @dataclass(frozen=True, slots=True)
 class TraceResult:
-    """One policy at one capacity. `run_*` sum the leading blocks present at each request's arrival, cold start included."""
+    """One policy at one capacity. `run_*` sum the leading blocks present at arrival, cold start included."""
 
     policy: str
     capacity_blocks: int
@@ -63,10 +63,8 @@ def load_trace(path: Path) -> Trace:
     """
     namespace_id = Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id
     known: dict[tuple[int, int], Key] = {}
-    requests: list[tuple[int, int, list[Key]]] = []
-    for request in read_trace(path):
-        requests.append((request.timestamp_ms, request.input_tokens, _path(request, namespace_id, known)))
-    return Trace(requests)
+    requests = read_trace(path)
+    return Trace([(r.timestamp_ms, r.input_tokens, _path(r, namespace_id, known)) for r in requests])
 
 
 def _path(request: TraceRequest, namespace_id: int, known: dict[tuple[int, int], Key]) -> list[Key]:
@@ -234,9 +232,3 @@ def live_blocks(fold: Fold) -> list[int]:
 
 def as_json(result: TraceResult) -> dict[str, object]:
     return dict(msgspec.to_builtins(result))
-
-
-__all__ = [
-    "CaptureReplay", "Place", "ReplayError", "Trace", "TraceReplay", "TraceResult", "as_json", "live_blocks",
-    "load_trace", "replay_capture", "replay_trace",
-]  # fmt: skip

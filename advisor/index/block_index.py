@@ -107,7 +107,7 @@ class Place:
         return iter(self.blocks) if self.order is None else self.order.coldest()
 
 
-class IndexFault(Exception):  # noqa: N818 -- the word says what it is: a broken invariant, found by `check`
+class IndexFault(Exception):
     """An invariant of the index does not hold: a fault in this program, never in its input."""
 
 

@@ -1,0 +1,266 @@
+"""The two threads of durable ingest (reference: ingest.md): one logs and acknowledges, one folds.
+
+The log thread owns the subscribers, the intake and the log. It appends what the intake accepted in one transaction,
+acknowledges after the commit, and hands the group to the fold thread through a bounded queue: when the fold is slow the
+queue fills, the log thread stops receiving, and the publishers' windows fill in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import structlog
+import zmq
+
+from advisor.entries import Control, EventLog, LogEntry, NewEntry, control_entry
+from advisor.errors import AdvisorError
+from advisor.fold import Fold
+from advisor.intake import Intake, Taken
+from event_plane.schema import Batch
+from event_plane.transport import Message, Subscriber
+
+POLL_MS = 50
+"""Longest wait for messages; also how often resend deadlines are looked at."""
+
+_log = structlog.get_logger()
+
+
+class StoppedError(AdvisorError):
+    """The service stopped before this entry was logged."""
+
+
+@dataclass(slots=True)
+class Group:
+    """What one transaction appended, in order, and who waits for it to be applied."""
+
+    entries: list[tuple[LogEntry, Batch | None]]
+    waiting: list[Future[int]]
+    appended_s: float
+    """Monotonic time of the commit."""
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+@dataclass(slots=True)
+class IngestFigures:
+    """Counters of the log thread, written by it alone."""
+
+    logged_position: int = 0
+    batches: dict[str, int] = field(default_factory=dict)
+    """By source."""
+    seen_s: dict[int, float] = field(default_factory=dict)
+    """Monotonic time at which a producer's last batch was logged."""
+    commits: int = 0
+    commit_seconds_last: float = 0.0
+
+
+class LogThread(threading.Thread):
+    """Receives, logs, acknowledges. `submit` may be called from any thread; all else belongs to this one."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        intake: Intake,
+        subscribers: Sequence[Subscriber],
+        groups: queue.Queue[Group],
+        *,
+        batches_max: int,
+        stopping: threading.Event,
+        fail: Callable[[BaseException], None],
+        committed: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        super().__init__(name="kvadvisor-log", daemon=True)
+        self.figures = IngestFigures(logged_position=log.last_position())
+        self.intake = intake
+        self.unapplied: deque[Group] = deque()
+        """Logged and not yet applied, oldest first; the fold thread takes off the left."""
+        self._log = log
+        self._subscribers = {subscriber.source: subscriber for subscriber in subscribers}
+        self._groups = groups
+        self._batches_max = batches_max
+        self._stopping = stopping
+        self._fail = fail
+        self._committed = committed
+        self._controls: queue.SimpleQueue[tuple[NewEntry, Future[int]]] = queue.SimpleQueue()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._resend_token = 0
+        self._cannot_resend: list[str] = []
+
+    def submit(self, control: Control) -> Future[int]:
+        """Log an entry of our own. The future gives its position once it is applied, or raises `StoppedError`."""
+        future: Future[int] = Future()
+        if self._stopping.is_set():
+            future.set_exception(StoppedError("the service is stopping: nothing more is logged"))
+            return future
+        self._controls.put((control_entry(control), future))
+        with contextlib.suppress(BlockingIOError, OSError):  # a full or closed pipe: the thread is awake or gone
+            self._wake_in.send(b"x")
+        return future
+
+    def run(self) -> None:
+        try:
+            self._loop()
+        except Exception as fault:  # noqa: BLE001 -- reported by the service, which stops everything
+            self._fail(fault)
+        finally:
+            for subscriber in self._subscribers.values():
+                subscriber.close()
+            self._refuse_waiting()
+            self._wake_in.close()
+            self._wake_out.close()
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake_out, zmq.POLLIN)
+        for subscriber in self._subscribers.values():
+            for pollable in subscriber.pollables():
+                poller.register(pollable, zmq.POLLIN)
+        while not self._stopping.is_set():
+            if not any(self._receive_once()):
+                poller.poll(POLL_MS)
+        # What was submitted before the stop is still logged, so that no step that was taken is missing.
+        self._receive_once()
+
+    def _receive_once(self) -> tuple[int, int]:
+        """One round over controls and subscribers; returns how many of each were logged."""
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_out.recv(4096):
+                pass
+        new: list[NewEntry] = []
+        batches: list[Batch | None] = []
+        waiting: list[tuple[int, Future[int]]] = []
+        while not self._controls.empty() and len(new) < self._batches_max:
+            entry, future = self._controls.get_nowait()
+            waiting.append((len(new), future))
+            new.append(entry)
+            batches.append(None)
+        controls = len(new)
+        taken: list[Taken] = [self.intake.tick(now_us())]
+        while self._cannot_resend:
+            taken.append(self.intake.resend_ended(self._cannot_resend.pop(), now_us()))
+        for subscriber in self._subscribers.values():
+            for received in subscriber.receive(self._batches_max):
+                if isinstance(received, Message):
+                    taken.append(self.intake.offer(received, now_us()))
+                else:
+                    taken.append(self.intake.resend_ended(received.source, now_us()))
+        for step in taken:
+            new += [accepted.entry for accepted in step.accepted]
+            batches += [accepted.batch for accepted in step.accepted]
+        if new:
+            self._append(new, batches, waiting)
+        for step in taken:
+            for source, producer, epoch, sequence in step.acknowledged:
+                self._subscribers[source].acknowledge(producer, epoch, sequence)
+            for source, from_sequence in step.resends:
+                self._resend_token += 1
+                if not self._subscribers[source].ask_resend(from_sequence, self._resend_token):
+                    self._cannot_resend.append(source)
+        return controls, len(new) - controls
+
+    def _append(
+        self, new: list[NewEntry], batches: list[Batch | None], waiting: list[tuple[int, Future[int]]]
+    ) -> None:
+        started = time.perf_counter()
+        recorded_us = now_us()
+        first = self._log.append(new, recorded_us)
+        self.figures.commit_seconds_last = time.perf_counter() - started
+        self._committed(self.figures.commit_seconds_last)
+        self.figures.commits += 1
+        self.figures.logged_position = first + len(new) - 1
+        moment = time.monotonic()
+        logged = []
+        for number, (entry, batch) in enumerate(zip(new, batches, strict=True)):
+            logged.append((_logged(first + number, entry, recorded_us), batch))
+            if batch is not None:
+                self.figures.batches[entry.source] = self.figures.batches.get(entry.source, 0) + 1
+                self.figures.seen_s[batch.producer] = moment
+        group = Group(logged, [future for _, future in waiting], moment)
+        self.unapplied.append(group)
+        while True:
+            try:
+                self._groups.put(group, timeout=0.2)
+                return
+            except queue.Full:
+                if self._stopping.is_set():
+                    _log.info("stopping with the fold behind; the log has what it lacks", position=first)
+                    return
+
+    def _refuse_waiting(self) -> None:
+        while not self._controls.empty():
+            _, future = self._controls.get_nowait()
+            future.set_exception(StoppedError("the service stopped before this was logged"))
+
+
+def _logged(position: int, entry: NewEntry, recorded_us: int) -> LogEntry:
+    return LogEntry(
+        position=position,
+        kind=entry.kind,
+        payload=entry.payload,
+        producer=entry.producer,
+        epoch=entry.epoch,
+        sequence=entry.sequence,
+        source=entry.source,
+        foreign_crc=entry.foreign_crc,
+        recorded_us=recorded_us,
+    )
+
+
+class FoldThread(threading.Thread):
+    """Applies groups in order, each under the lock that readers share."""
+
+    def __init__(
+        self,
+        fold: Fold,
+        lock: threading.Lock,
+        groups: queue.Queue[Group],
+        unapplied: deque[Group],
+        *,
+        stopping: threading.Event,
+        fail: Callable[[BaseException], None],
+        applied: Callable[[], None],
+    ) -> None:
+        super().__init__(name="kvadvisor-fold", daemon=True)
+        self._fold = fold
+        self._lock = lock
+        self._groups = groups
+        self._unapplied = unapplied
+        self._stopping = stopping
+        self._fail = fail
+        self._applied = applied
+
+    def run(self) -> None:
+        try:
+            while not (self._stopping.is_set() and self._groups.empty()):
+                try:
+                    group = self._groups.get(timeout=0.1)
+                except queue.Empty:
+                    continue
+                self._apply(group)
+        except Exception as fault:  # noqa: BLE001 -- reported by the service, which stops everything
+            self._fail(fault)
+        while self._unapplied:
+            for future in self._unapplied.popleft().waiting:
+                if not future.done():
+                    future.set_exception(StoppedError("the service stopped before this was applied; the log has it"))
+
+    def _apply(self, group: Group) -> None:
+        with self._lock:
+            for entry, batch in group.entries:
+                self._fold.apply(entry, batch)
+        self._unapplied.popleft()
+        for future in group.waiting:
+            future.set_result(self._fold.position)
+        self._applied()

@@ -1,0 +1,412 @@
+"""The read side of the service: `advisor.views` made from the folded state, each answer one consistent moment."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import version
+from itertools import pairwise
+
+from advisor.entries import (
+    EntryKind,
+    LogEntry,
+    Measurement,
+    MoveStep,
+    OperatorEntry,
+    SettingsEntry,
+    Tick,
+    VolumeEntry,
+    decode_control,
+)
+from advisor.fold import Fold, ProducerState, VolumeState
+from advisor.index import Block, Key, Place
+from advisor.log_queries import LogQueries
+from advisor.moment import Moment, by_speed
+from advisor.moves import Move
+from advisor.service import AdvisorService
+from advisor.views import (
+    BlockPage,
+    BlockView,
+    Check,
+    EventsPage,
+    EventView,
+    MovesView,
+    MoveView,
+    OriginView,
+    PlacementView,
+    ProducerView,
+    RefusalView,
+    Sample,
+    Summary,
+    TierView,
+    VolumeView,
+)
+from advisor.wording import bytes_text, duration_text
+from event_plane import wire
+from event_plane.schema import DEPTH_UNKNOWN, BatchKind, EventType
+
+SILENT_S = 60.0
+"""A producer whose last batch is older is shown as silent."""
+BEHIND_S_MAX = 10.0
+"""Past this age of the oldest unapplied entry the service is not ready."""
+RATE_SECONDS = 5
+
+
+class ServiceReader:
+    """`advisor.views.AdvisorReader` over a running service."""
+
+    def __init__(self, service: AdvisorService) -> None:
+        self._service = service
+        self._queries: LogQueries | None = None
+        self._version = version("kvadvisor")
+
+    # -- whole
+
+    def summary(self) -> Summary:
+        service = self._service
+        checks = self.checks()
+        with service.lock:
+            fold = service.fold
+            moment = Moment.of(fold, service.behind_s(), service.queue_entries())
+            tiers = {tier: [0, 0] for tier in (1, 2, 3, 4)}
+            for place in fold.index.places.values():
+                tiers[place.key.tier][0] += len(place.blocks)
+                tiers[place.key.tier][1] += place.block_bytes
+            return Summary(
+                version=self._version,
+                term=service.term,
+                position=fold.position,
+                now_us=fold.now_us,
+                uptime_s=time.monotonic() - service.started_s,
+                events_total=moment.events,
+                events_per_s=self._events_per_s(),
+                behind_s=moment.behind_s,
+                queue_entries=moment.queue_entries,
+                blocks=moment.blocks,
+                block_bytes=sum(size for _, size in tiers.values()),
+                tiers=[TierView(tier=t, blocks=count, block_bytes=size) for t, (count, size) in tiers.items()],
+                origin=_origin(moment),
+                fast_hit_ratio=_ratio(moment.reads_fast, moment.reads_all),
+                moves_open=len(fold.moves.open),
+                moves_total=sum(fold.moves.counts.values()),
+                moved_bytes_total=fold.moves.moved_bytes,
+                refusals_total=fold.refusals_total,
+                skipped_records=dict(fold.skipped),
+                ready=all(check.ok for check in checks),
+                paused="" in fold.paused,
+            )
+
+    def _events_per_s(self) -> float:
+        recent = list(self._service.samples)[-(RATE_SECONDS + 1) :]
+        if len(recent) < 2:
+            return 0.0
+        (first_s, first), (last_s, last) = recent[0], recent[-1]
+        return (last.events - first.events) / max(1, last_s - first_s)
+
+    def samples(self, seconds: int = 300) -> list[Sample]:
+        recent = list(self._service.samples)[-(seconds + 1) :]
+        samples = []
+        for (_, before), (at_s, now) in pairwise(recent):
+            samples.append(
+                Sample(
+                    time_s=at_s,
+                    events_per_s=now.events - before.events,
+                    fast_hit_ratio=_ratio(now.reads_fast - before.reads_fast, now.reads_all - before.reads_all),
+                    moves_per_s=now.moves_done - before.moves_done,
+                    queue_entries=now.queue_entries,
+                    behind_s=now.behind_s,
+                    blocks=now.blocks,
+                    origin=_origin(now),
+                )
+            )
+        return samples
+
+    def checks(self) -> list[Check]:
+        service = self._service
+        behind_s = service.behind_s()
+        failure = service.failure
+        checks = [
+            Check(
+                name="service",
+                ok=failure is None and not service.stopping.is_set(),
+                text="running" if failure is None else f"stopped by a fault: {failure}; see its output, start it again",
+            ),
+            Check(
+                name="lag",
+                ok=behind_s <= BEHIND_S_MAX,
+                text=f"the fold is {duration_text(behind_s)} behind the log"
+                + ("" if behind_s <= BEHIND_S_MAX else ": give it more processor time, or fewer sources"),
+            ),
+        ]
+        unreachable = service.unreachable
+        for agent in sorted({a.name for a in service.settings.agents} | set(unreachable)):
+            why = unreachable.get(agent)
+            text = "answers" if why is None else f"{why}: start it, or mend command_url in [[agents]]"
+            checks.append(Check(name=f"agent {agent}", ok=why is None, text=text))
+        return checks
+
+    # -- lists
+
+    def volumes(self) -> list[VolumeView]:
+        service = self._service
+        unreachable = service.unreachable
+        with service.lock:
+            incoming = Counter(m.target for m in service.fold.moves.open.values() if m.occupies_target)
+            return [
+                _volume_view(volume, incoming[volume.volume_id], unreachable.get(volume.agent), service.fold)
+                for volume in by_speed(service.fold)
+            ]
+
+    def blocks(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        volume: str | None = None,
+        tier: int | None = None,
+        tenant: str | None = None,
+        hash_prefix: str | None = None,
+    ) -> BlockPage:
+        start = _parse_cursor(after) if after is not None else None
+        with self._service.lock:
+            fold = self._service.fold
+            wanted = (
+                key
+                for key, block in fold.index.blocks.items()
+                if block.placements
+                and (start is None or key > start)
+                and (hash_prefix is None or f"{key.sequence_hash:032x}".startswith(hash_prefix.lower()))
+                and (tenant is None or _tenant(fold, key) == tenant)
+                and (tier is None or any(place.key.tier == tier for place in block.placements))
+                and (volume is None or any(p.volume and p.key.location == volume for p in block.placements))
+            )
+            page = heapq.nsmallest(limit + 1, wanted)
+            more = len(page) > limit
+            page = page[:limit]
+            return BlockPage(
+                blocks=[_block_view(fold, fold.index.blocks[key]) for key in page],
+                next_cursor=_cursor(page[-1]) if more else None,
+            )
+
+    def moves(self, limit: int = 50) -> MovesView:
+        with self._service.lock:
+            fold = self._service.fold
+            newest = heapq.nlargest(
+                limit, [*fold.moves.open.values(), *fold.moves.finished], key=lambda m: (m.changed_us, m.planned_us)
+            )
+            refusals = list(fold.refusals)[-limit:][::-1]
+            return MovesView(
+                moves=[_move_view(fold, move) for move in newest],
+                refusals=[
+                    RefusalView(
+                        at_us=r.at_us,
+                        hash=f"{r.key.sequence_hash:032x}",
+                        tenant=_tenant(fold, r.key),
+                        volume=r.volume,
+                        reason=r.reason,
+                    )
+                    for r in refusals
+                ],
+            )
+
+    def producers(self) -> list[ProducerView]:
+        service = self._service
+        thread = service.log_thread
+        seen = dict(thread.figures.seen_s) if thread is not None else {}
+        resends = dict(thread.intake.resends) if thread is not None else {}
+        moment = time.monotonic()
+        with service.lock:
+            placed: Counter[int] = Counter()
+            for place_key, place in service.fold.index.places.items():
+                placed[place_key.producer] += len(place.blocks)
+            return [
+                _producer_view(
+                    producer_id,
+                    state,
+                    placed[producer_id],
+                    resends.get(producer_id, 0),
+                    moment - seen[producer_id] if producer_id in seen else None,
+                )
+                for producer_id, state in sorted(service.fold.producers.items(), key=lambda item: item[1].name)
+            ]
+
+    async def events(
+        self, from_position: int | None = None, limit: int = 100, kind: str | None = None
+    ) -> EventsPage:
+        if self._queries is None:
+            self._queries = LogQueries(self._service.settings.log_path)
+        entries = await self._queries.page(from_position, limit, kind)
+        more = from_position is not None and len(entries) == limit
+        return EventsPage(
+            events=[_event_view(entry) for entry in entries],
+            next_position=entries[-1].position + 1 if more else None,
+        )
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _origin(moment: Moment) -> OriginView:
+    g1, g2, g3, g4 = moment.hits_by_tier
+    return OriginView(recomputed=moment.recomputed, g1=g1, g2=g2, g3=g3, g4=g4)
+
+
+def _tenant(fold: Fold, key: Key) -> str:
+    namespace = fold.namespaces.get(key.namespace_id)
+    return namespace.tenant if namespace is not None else ""
+
+
+def _cursor(key: Key) -> str:
+    return f"{key.namespace_id:016x}.{key.group:02x}.{key.sequence_hash:032x}"
+
+
+def _parse_cursor(cursor: str) -> Key:
+    parts = cursor.split(".")
+    try:
+        if [len(part) for part in parts] != [16, 2, 32]:
+            raise ValueError
+        return Key(*(int(part, 16) for part in parts))
+    except ValueError:
+        raise ValueError(f"cursor {cursor!r} is none of ours: use next_cursor of the page before") from None
+
+
+def _volume_view(volume: VolumeState, incoming: int, unreachable: str | None, fold: Fold) -> VolumeView:
+    described = volume.as_planned()
+    blocks = len(volume.place.blocks)
+    if unreachable is not None:
+        state = f"agent unreachable: {unreachable}"
+    elif volume.volume_id in fold.paused:
+        state = "paused by an operator"
+    else:
+        state = "healthy"
+    return VolumeView(
+        id=volume.volume_id,
+        kind=str(volume.descriptor.get("kind", "")),
+        agent=volume.agent,
+        tier=described.tier,
+        speed_rank=described.speed_rank,
+        blocks=blocks,
+        block_bytes=volume.place.block_bytes,
+        capacity_blocks=described.capacity_blocks,
+        fill=blocks / described.capacity_blocks,
+        high_watermark=described.high_watermark,
+        low_watermark=described.low_watermark,
+        reads=volume.place.reads,
+        read_bytes_per_s=volume.rates.get("read"),
+        write_bytes_per_s=volume.rates.get("write"),
+        incoming=incoming,
+        state=state,
+    )
+
+
+def _place_name(fold: Fold, place: Place) -> str:
+    if place.volume:
+        return place.key.location
+    producer = fold.producers.get(place.key.producer)
+    return f"{producer.name if producer is not None else f'{place.key.producer:016x}'}/{place.key.location}"
+
+
+def _block_view(fold: Fold, block: Block) -> BlockView:
+    namespace = fold.namespaces.get(block.key.namespace_id)
+    return BlockView(
+        hash=f"{block.key.sequence_hash:032x}",
+        namespace_id=f"{block.key.namespace_id:016x}",
+        tenant=namespace.tenant if namespace is not None else "",
+        model=namespace.model if namespace is not None else "",
+        group=block.key.group,
+        depth=None if block.depth == DEPTH_UNKNOWN else block.depth,
+        parent_hash=f"{block.parent.key.sequence_hash:032x}" if block.parent is not None else "",
+        block_tokens=block.block_tokens,
+        touches=block.touches,
+        last_touch_us=block.last_touch_us,
+        children=len(block.children),
+        placements=[
+            PlacementView(
+                place=_place_name(fold, place),
+                tier=place.key.tier,
+                references=placement.references,
+                block_bytes=placement.block_bytes,
+            )
+            for place, placement in sorted(block.placements.items(), key=lambda item: item[0].key)
+        ],
+    )
+
+
+def _move_view(fold: Fold, move: Move) -> MoveView:
+    return MoveView(
+        id=move.move_id,
+        kind=str(move.kind),
+        state=str(move.state),
+        hash=f"{move.key.sequence_hash:032x}",
+        tenant=_tenant(fold, move.key),
+        source=move.source,
+        target=move.target,
+        block_bytes=move.block_bytes,
+        reason=move.reason,
+        planned_us=move.planned_us,
+        changed_us=move.changed_us,
+        note=move.note,
+    )
+
+
+def _producer_view(
+    producer_id: int, state: ProducerState, blocks: int, resends: int, lag_s: float | None
+) -> ProducerView:
+    word = "partial" if state.partial else "silent" if lag_s is None or lag_s > SILENT_S else "live"
+    return ProducerView(
+        id=f"{producer_id:016x}",
+        name=state.name,
+        state=word,
+        note=state.note,
+        epoch=f"{state.epoch:x}",
+        sequence=state.sequence,
+        blocks=blocks,
+        batches=state.batches,
+        events=state.events,
+        gaps=state.gaps,
+        resends=resends,
+        epochs_closed=state.epochs_closed,
+        lag_s=lag_s,
+    )
+
+
+def _event_view(entry: LogEntry) -> EventView:
+    return EventView(
+        position=entry.position,
+        recorded_us=entry.recorded_us,
+        kind=str(entry.kind),
+        source=entry.source,
+        producer="" if entry.producer is None else f"{entry.producer:016x}",
+        epoch="" if entry.epoch is None else f"{entry.epoch:x}",
+        sequence=entry.sequence,
+        text="; ".join(_sentence(entry)),
+    )
+
+
+def _sentence(entry: LogEntry) -> Iterator[str]:
+    if entry.kind is EntryKind.BATCH:
+        batch = wire.decode(entry.payload)
+        if batch.kind is not BatchKind.EVENTS:
+            yield batch.kind.name.lower().replace("_", " ")
+        for event_type, count in sorted(Counter(batch.records["event_type"].tolist()).items()):
+            known = event_type in EventType.__members__.values()
+            yield f"{count} {EventType(event_type).name.lower() if known else f'type {event_type}'}"
+        return
+    match decode_control(entry.payload):
+        case Tick():
+            yield "tick: time passed, a plan was made"
+        case MoveStep(trigger=trigger, move_ids=move_ids, reason=reason):
+            yield f"{len(move_ids)} moves took {trigger}"
+            if reason:
+                yield reason
+        case SettingsEntry(policy_version=policy, term=term):
+            yield f"settings of term {term} for policies {policy}"
+        case VolumeEntry(descriptor=descriptor, agent=agent, registered=registered):
+            yield f"volume {descriptor.get('id')} of agent {agent} {'registered' if registered else 'went away'}"
+        case OperatorEntry(actor=actor, action=action, volume=volume):
+            yield f"{actor}: {action} {volume or 'all planning'}"
+        case Measurement(volume=volume, operation=operation, transferred_bytes=count, seconds=seconds):
+            yield f"{volume}: {operation} {bytes_text(count)} in {duration_text(seconds)}"

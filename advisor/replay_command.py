@@ -1,0 +1,201 @@
+"""`kvadvisor replay`: recordings and traces through the live fold, as tables and JSON."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from event_plane.recording import detect_format
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from advisor.replay import (
+    ReplayError,
+    TraceReplay,
+    TraceResult,
+    as_json,
+    live_blocks,
+    load_trace,
+    replay_capture,
+    replay_trace,
+)
+
+DEFAULT_POLICIES = ("lru", "lfu")
+DEFAULT_CAPACITIES = (1_000, 5_859, 10_000, 30_000, 50_000, 100_000)
+
+
+@dataclass(slots=True)
+class FileReport:
+    """One file's figures. `live`: low 64 hash bits of the blocks live at its end (of its last result)."""
+
+    path: str
+    format: str
+    requests: int = 0
+    events: int = 0
+    results: list[TraceResult] = field(default_factory=list)
+    live: list[int] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "format": self.format,
+            "requests": self.requests,
+            "events": self.events,
+            "results": [as_json(result) for result in self.results],
+            "live_blocks": len(self.live),
+            "refused": self.refused,
+        }
+
+
+def replay(
+    files: Annotated[list[Path], typer.Argument(help="Mooncake traces (.jsonl, .jsonl.gz) and captures (.cap).")],
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", help="Eviction order for traces; repeatable. [default: lru, lfu]")
+    ] = None,
+    capacity: Annotated[
+        list[int] | None, typer.Option("--capacity", help="Capacity in blocks for traces; repeatable.")
+    ] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
+    state_out: Annotated[
+        Path | None, typer.Option("--state", help="Write the live blocks' low 64 hash bits here, sorted.")
+    ] = None,
+) -> None:
+    """Replay recorded KV events and request traces through the advisor's own fold and policies."""
+    policies = list(policy or DEFAULT_POLICIES)
+    capacities = list(capacity or DEFAULT_CAPACITIES)
+    for name in policies:
+        for blocks in capacities:
+            TraceReplay(name, blocks)
+    console = Console()
+    reports: list[FileReport] = []
+    for path in files:
+        if detect_format(path) == "capture":
+            reports.append(_capture_report(path))
+        else:
+            reports.append(_trace_report(path, policies, capacities, keep_live=state_out is not None))
+    for report in reports:
+        console.print(_table(report))
+    if json_out is not None:
+        _write(json_out, {"files": [report.as_json() for report in reports]})
+    if state_out is not None:
+        _write(state_out, sorted({block for report in reports for block in report.live}))
+
+
+def _capture_report(path: Path) -> FileReport:
+    with _progress(path.name, None) as advance:
+        replayed = replay_capture(path, advance)
+    return FileReport(
+        str(path),
+        "capture",
+        events=replayed.fold.events_total,
+        live=live_blocks(replayed.fold),
+        refused=replayed.refused,
+    )
+
+
+def _trace_report(path: Path, policies: list[str], capacities: list[int], *, keep_live: bool) -> FileReport:
+    trace = load_trace(path)
+    report = FileReport(str(path), "trace", requests=len(trace.requests), events=trace.accesses)
+    jobs = [(name, blocks) for name in policies for blocks in capacities]
+    with _progress(path.name, len(jobs) * len(trace.requests)) as advance:
+        if len(jobs) == 1:
+            replayed = [_finish(replay_trace(trace, *jobs[0], advance), keep_live)]
+        else:
+            replayed = _in_processes(path, jobs, advance, keep_live)
+    report.results = [result for result, _ in replayed]
+    report.live = replayed[-1][1] if replayed else []
+    return report
+
+
+def _finish(done: TraceReplay, keep_live: bool) -> tuple[TraceResult, list[int]]:
+    return done.result(), live_blocks(done.fold) if keep_live else []
+
+
+# -- several processes: each parses the trace once and runs its share
+
+
+_told: SimpleQueue[int] | None = None
+
+
+def _start_worker(told: SimpleQueue[int]) -> None:
+    global _told
+    _told = told
+
+
+@lru_cache(maxsize=1)
+def _loaded(path: Path) -> Any:
+    return load_trace(path)
+
+
+def _work(path: Path, policy: str, capacity: int, keep_live: bool) -> tuple[TraceResult, list[int]]:
+    assert _told is not None
+    return _finish(replay_trace(_loaded(path), policy, capacity, _told.put), keep_live)
+
+
+def _in_processes(
+    path: Path, jobs: list[tuple[str, int]], advance: Callable[[int], None], keep_live: bool
+) -> list[tuple[TraceResult, list[int]]]:
+    context = multiprocessing.get_context("spawn")
+    told: SimpleQueue[int] = context.SimpleQueue()
+    workers = min(len(jobs), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(told,)) as pool:
+        futures = [pool.submit(_work, path, policy, blocks, keep_live) for policy, blocks in jobs]
+        for future in futures:
+            while not future.done():
+                while not told.empty():
+                    advance(told.get())
+                try:
+                    future.exception(timeout=0.1)
+                except TimeoutError:
+                    continue
+        return [future.result() for future in futures]
+
+
+# -- output
+
+
+@contextmanager
+def _progress(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _table(report: FileReport) -> Table:
+    if report.format == "capture":
+        table = Table(title=f"{report.path}: capture", title_justify="left")
+        table.add_column("events", justify="right")
+        table.add_column("live blocks at the end", justify="right")
+        table.add_row(f"{report.events:,}", f"{len(report.live):,}")
+        for reason, count in report.refused.items():
+            table.caption = f"{table.caption or 'not used:'} {count} × {reason};"
+        return table
+    title = f"{report.path}: {report.requests:,} requests, {report.events:,} block accesses"
+    table = Table(title=title, title_justify="left")
+    for column in ("policy", "capacity, blocks", "run blocks", "run tokens", "block hits", "hit ratio"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for r in report.results:
+        hit_ratio = f"{r.seq_block_hits / report.events:.4f}" if report.events else "–"
+        figures = (r.capacity_blocks, r.run_blocks, r.run_tokens, r.seq_block_hits)
+        table.add_row(r.policy, *(f"{figure:,}" for figure in figures), hit_ratio)
+    return table
+
+
+def _write(path: Path, content: object) -> None:
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n")
+    except OSError as fault:
+        raise ReplayError(f"{path} cannot be written ({fault.strerror}): choose another place") from fault

@@ -1,0 +1,65 @@
+"""`kvadvisor serve`: the advisor service with its admin view."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from advisor.api.app import create_app
+from advisor.api.server import AdminServer, open_socket
+from advisor.exposition import render_metrics
+from advisor.process import die_with_parent
+from advisor.reader import ServiceReader
+from advisor.service import AdvisorService
+from advisor.settings import load_settings
+
+
+def serve(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Settings (TOML); docs/settings.md lists the keys.")
+    ] = None,
+    parent: Annotated[int | None, typer.Option(hidden=True, help="End when this process ends.")] = None,
+) -> None:
+    """Run the advisor: subscribe to KV events, log and index them, plan and have moves made, show it all."""
+    if parent is not None:
+        die_with_parent(parent)
+    settings = load_settings(config, os.environ)
+    # The port first: whoever finds it taken has not touched the log yet.
+    listener = open_socket(settings.api.host, settings.api.port)
+    with contextlib.closing(listener), AdvisorService(settings) as service:
+        reader = ServiceReader(service)
+        app = create_app(reader, metrics=lambda: render_metrics(service, reader))
+        asyncio.run(_serve(service, _Server(app, listener)))
+        if service.failure is not None:
+            raise service.failure
+
+
+class _Server(AdminServer):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn raises a caught signal again when it has stopped, which would end us before the log is closed.
+        yield
+
+
+async def _serve(service: AdvisorService, server: AdminServer) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, setattr, server, "should_exit", True)
+    typer.echo(f"kvadvisor serve: admin view at {server.url} (Ctrl-C stops it)")
+    watch = asyncio.create_task(_stop_with(service, server))
+    await server.serve_until_told()
+    # Ends the watcher's thread too, which waits for the service's own event.
+    service.stopping.set()
+    await watch
+
+
+async def _stop_with(service: AdvisorService, server: AdminServer) -> None:
+    await asyncio.to_thread(service.stopping.wait)
+    server.should_exit = True

@@ -1,0 +1,242 @@
+"""The advisor service: log, fold, mover and their threads, started and stopped as one. The admin view reads it.
+
+A vendor's process embeds it as a context manager (`examples/embed.py`); `kvadvisor serve` adds the admin view.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from importlib.metadata import version
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntry, Tick, control_entry
+from advisor.errors import AdvisorError
+from advisor.fold import Fold
+from advisor.intake import Intake, SourceFacts
+from advisor.log import SqlLog
+from advisor.metrics import Metrics
+from advisor.moment import Moment
+from advisor.mover import Mover
+from advisor.pipeline import FoldThread, Group, LogThread, StoppedError, now_us
+from advisor.policies.tiering import POLICY_VERSION
+from advisor.settings import AdvisorSettings, SourceSettings
+from event_plane import wire
+from event_plane.connect import open_subscriber
+from event_plane.schema import Namespace
+from event_plane.transport import Subscriber
+from storage_agent.client import AgentClient
+from storage_agent.port import AgentPort
+
+SAMPLES_KEPT_MAX = 3_600
+STOP_WAIT_S = 10.0
+
+_log = structlog.get_logger()
+
+
+class ServiceFault(AdvisorError):
+    """Something in the service failed that is not the user's doing; what was acknowledged is in the log."""
+
+
+class AdvisorService:
+    """One advisor. `start` raises what is wrong with settings, log or sources; later faults end it, see `failure`."""
+
+    def __init__(self, settings: AdvisorSettings, *, agents: Mapping[str, AgentPort] | None = None) -> None:
+        self.settings = settings
+        self.fold = Fold()
+        self.lock = threading.Lock()
+        """Held by whoever reads or changes `fold`."""
+        self.metrics = Metrics()
+        self.term = 0
+        self.started_s = time.monotonic()
+        self.failure: BaseException | None = None
+        self.stopping = threading.Event()
+        self.samples: deque[tuple[int, Moment]] = deque(maxlen=SAMPLES_KEPT_MAX)
+        self._agents = agents
+        self._log: EventLog | None = None
+        self._threads: list[threading.Thread] = []
+        self._log_thread: LogThread | None = None
+        self._mover: Mover | None = None
+
+    # -- life
+
+    def start(self) -> None:
+        """Open the log, fold it, connect, and run. Raises `AdvisorError` or the event plane's errors."""
+        self._log = SqlLog(self.settings.log_path)
+        try:
+            self._start(self._log)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, log: EventLog) -> None:
+        self.term = log.next_term(now_us(), socket.gethostname(), os.getpid(), version("kvadvisor"))
+        intake = Intake([_facts(source) for source in self.settings.sources])
+        self._fold_log(log, intake)
+        entry = control_entry(SettingsEntry(self.settings.for_fold(), POLICY_VERSION, self.term))
+        position = log.append([entry], now_us())
+        self.fold.apply(LogEntry(position, EntryKind.SETTINGS, entry.payload))
+        subscribers = self._connect(intake)
+        groups: queue.Queue[Group] = queue.Queue(maxsize=self.settings.queue_entries_max)
+        self._log_thread = LogThread(
+            log,
+            intake,
+            subscribers,
+            groups,
+            batches_max=self.settings.commit_batches_max,
+            stopping=self.stopping,
+            fail=self._fail,
+            committed=self.metrics.commit_seconds.observe,
+        )
+        agents = self._agents
+        if agents is None:
+            agents = {a.name: AgentClient(a.command_url, timeout_s=a.timeout_s) for a in self.settings.agents}
+        self._mover = Mover(
+            agents,
+            self.fold,
+            self.lock,
+            self.submit,
+            stopping=self.stopping,
+            fail=self._fail,
+            watch_interval_s=self.settings.tick_interval_s,
+        )
+        fold_thread = FoldThread(
+            self.fold,
+            self.lock,
+            groups,
+            self._log_thread.unapplied,
+            stopping=self.stopping,
+            fail=self._fail,
+            applied=self._mover.wake,
+        )
+        pulse = threading.Thread(target=self._pulse, name="kvadvisor-pulse", daemon=True)
+        self._threads = [fold_thread, self._log_thread, pulse, self._mover]
+        for thread in self._threads:
+            thread.start()
+
+    def _fold_log(self, log: EventLog, intake: Intake) -> None:
+        last = log.last_position()
+        if last:
+            _log.info("folding the log", entries=last)
+        for entry in log.read():
+            batch = wire.decode(entry.payload) if entry.kind is EntryKind.BATCH else None
+            self.fold.apply(entry, batch)
+            if batch is not None:
+                intake.restore(entry, batch)
+
+    def _connect(self, intake: Intake) -> list[Subscriber]:
+        subscribers: list[Subscriber] = []
+        try:
+            for source in self.settings.sources:
+                topic = source.topic.encode()
+                subscribers += [open_subscriber(source.name, source.url, source.resend_url or None, topic=topic)]
+        except BaseException:
+            for subscriber in subscribers:
+                subscriber.close()
+            raise
+        for subscriber in subscribers:
+            # What was published while we were away, last known batch included: its checksum tells a new life apart.
+            subscriber.ask_resend(intake.first_wanted(subscriber.source), 0)
+        return subscribers
+
+    def stop(self) -> None:
+        """Stop the threads and close the log. Idempotent; what was acknowledged is in the log."""
+        self.stopping.set()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(STOP_WAIT_S)
+        self._threads = []
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until it is asked to stop or fails; False on timeout. Raises the failure."""
+        ended = self.stopping.wait(timeout_s)
+        if self.failure is not None:
+            raise self.failure
+        return ended
+
+    def _fail(self, fault: BaseException) -> None:
+        if isinstance(fault, StoppedError):
+            return
+        if self.failure is None:
+            if not isinstance(fault, AdvisorError):
+                _log.error("the service failed", exc_info=fault)
+            self.failure = fault
+        self.stopping.set()
+
+    # -- entries
+
+    def submit(self, control: Control) -> Future[int]:
+        """Log an entry; the future gives its position once it is applied."""
+        if self._log_thread is None:
+            raise ServiceFault("the service is not running: start it first")
+        return self._log_thread.submit(control)
+
+    def _pulse(self) -> None:
+        """Ticks at their interval and a sample each second."""
+        try:
+            tick_s = sample_s = time.monotonic()
+            while not self.stopping.wait(max(0.0, min(tick_s, sample_s) - time.monotonic())):
+                moment = time.monotonic()
+                if moment >= sample_s:
+                    sample_s += 1.0
+                    self.samples.append((int(time.time()), self.moment()))
+                if moment >= tick_s:
+                    tick_s = moment + self.settings.tick_interval_s
+                    self.submit(Tick(now_us())).result()
+        except Exception as fault:  # noqa: BLE001 -- reported by the service, which stops everything
+            self._fail(fault)
+
+    # -- figures
+
+    def moment(self) -> Moment:
+        """Counters now."""
+        with self.lock:
+            return Moment.of(self.fold, self.behind_s(), self.queue_entries())
+
+    def queue_entries(self) -> int:
+        """Entries that are logged and not yet applied."""
+        unapplied = self._log_thread.unapplied if self._log_thread is not None else deque[Group]()
+        return sum(len(group.entries) for group in list(unapplied))
+
+    def behind_s(self) -> float:
+        """Age of the oldest of them."""
+        thread = self._log_thread
+        try:
+            return time.monotonic() - thread.unapplied[0].appended_s if thread is not None else 0.0
+        except IndexError:
+            return 0.0
+
+    @property
+    def log_thread(self) -> LogThread | None:
+        return self._log_thread
+
+    @property
+    def unreachable(self) -> Mapping[str, str]:
+        """By agent: why it cannot be reached, since when."""
+        return self._mover.unreachable if self._mover is not None else {}
+
+
+def _facts(source: SourceSettings) -> SourceFacts:
+    namespace = Namespace(tenant=source.tenant, model=source.model, revision=source.revision)
+    return SourceFacts(source.name, source.dialect, namespace, source.hash_root_shared)
