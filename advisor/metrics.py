@@ -83,7 +83,6 @@ class Metrics:
         self.queue_entries = self._gauge("queue_entries", "Logged entries that wait to be applied.")
         self.behind_seconds = self._gauge("behind_seconds", "Age of the oldest logged entry not applied yet.")
         self.skipped_records = self._counter("skipped_records", "Records that made no sense.", "reason")
-        self.refused_messages = self._counter("refused_messages", "Messages that could not be read.", "reason")
 
         self.tier_blocks = self._gauge("tier_blocks", "Blocks present in a tier.", "tier")
         self.tier_bytes = self._gauge("tier_bytes", "Bytes of the blocks present in a tier.", "tier")

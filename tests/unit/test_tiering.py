@@ -1,0 +1,177 @@
+"""What the planner promotes, demotes, drops and deletes, and why not."""
+
+from __future__ import annotations
+
+from advisor.index import Block, BlockIndex, Key, Place, PlaceKey
+from advisor.moves import Move, MoveKind, MoveTable
+from advisor.policies.eviction import LfuOrder
+from advisor.policies.tiering import Limits, Plan, Volume, plan_moves
+
+NOW_US = 100_000_000
+
+
+class Shelf:
+    """A fast and a slow volume over one index."""
+
+    def __init__(self, fast_blocks: int = 10, slow_blocks: int = 100) -> None:
+        self.index = BlockIndex()
+        self.moves = MoveTable()
+        self.fast = self.volume("fast", 0, fast_blocks)
+        self.slow = self.volume("slow", 1, slow_blocks)
+        self.touched: dict[Block, None] = {}
+
+    def volume(self, name: str, rank: int, capacity: int, **rates: float) -> Volume:
+        place = self.index.place(PlaceKey(1, 3 + rank, name))
+        place.volume = True
+        return Volume(name, "agent", place, 3 + rank, rank, capacity, 0.9, 0.5, **rates)
+
+    def put(self, volume: Volume, h: int, parent: int = 0, touches: int = 1, at_us: int = 1_000_000) -> Block:
+        key = Key(7, 0, h)
+        parent_key = Key(7, 0, parent) if parent else None
+        block, _ = self.index.store(key, volume.place, parent_key, 0xFFFF_FFFF if parent else 0, 4096, 16)
+        if touches:
+            self.index.touch(block, volume.place, touches, at_us)
+            self.touched[block] = None
+        return block
+
+    def plan(self, paused: frozenset[str] = frozenset(), **limits: int) -> Plan:
+        volumes = [self.slow, self.fast]
+        return plan_moves(self.index, volumes, self.moves, self.touched, Limits(**limits), NOW_US, paused)
+
+
+def moves(plan: Plan) -> list[tuple[MoveKind, int, str, str]]:
+    return [(p.kind, p.block.key.sequence_hash, p.source, p.target) for p in plan.proposals]
+
+
+def test_block_is_promoted_from_its_second_touch_with_a_reason() -> None:
+    shelf = Shelf()
+    shelf.put(shelf.slow, 1, touches=1)
+    shelf.put(shelf.slow, 2, touches=2, at_us=60_000_000)
+    plan = shelf.plan()
+    assert moves(plan) == [(MoveKind.PROMOTE, 2, "slow", "fast")]
+    assert plan.proposals[0].reason == "2nd touch in 40 s; 4 KiB"
+    assert [(r.key.sequence_hash, r.reason) for r in plan.refusals] == [(1, "1st touch of 2 needed")]
+
+
+def test_reason_names_the_time_saved_once_both_volumes_are_measured() -> None:
+    shelf = Shelf()
+    shelf.fast = shelf.volume("fast", 0, 10, read_bytes_per_s=4_096_000.0)
+    shelf.slow = shelf.volume("slow", 1, 100, read_bytes_per_s=2_048_000.0)
+    shelf.put(shelf.slow, 1, touches=3, at_us=60_000_000)
+    assert shelf.plan().proposals[0].reason == "3rd touch in 40 s; est. 1 ms saved a hit; 4 KiB"
+
+
+def test_parents_are_promoted_before_their_children_and_never_left_behind() -> None:
+    shelf = Shelf()
+    shelf.put(shelf.slow, 1, touches=2)
+    shelf.put(shelf.slow, 2, parent=1, touches=2)
+    shelf.put(shelf.slow, 3, parent=2, touches=2)
+    assert [h for _, h, _, _ in moves(shelf.plan())] == [1, 2, 3]
+    assert [h for _, h, _, _ in moves(shelf.plan(promote_moves_max=2))] == [1, 2]
+
+
+def test_child_of_a_block_that_is_not_promoted_is_refused() -> None:
+    shelf = Shelf()
+    shelf.put(shelf.slow, 1, touches=1)
+    shelf.put(shelf.slow, 2, parent=1, touches=5)
+    plan = shelf.plan()
+    assert moves(plan) == []
+    assert "its parent is not on fast" in plan.refusals[1].reason
+
+
+def test_nothing_is_promoted_past_the_high_watermark() -> None:
+    shelf = Shelf(fast_blocks=4)
+    for h in range(1, 9):
+        shelf.put(shelf.slow, h, touches=2)
+    plan = shelf.plan()
+    assert len(plan.proposals) == 3
+    assert plan.refused == 5
+    assert "no room below its high watermark" in plan.refusals[0].reason
+
+
+def test_full_volume_drops_what_a_slower_one_holds_and_copies_the_rest_coldest_first() -> None:
+    shelf = Shelf()
+    for h in range(1, 10):
+        shelf.put(shelf.fast, h, touches=1, at_us=h * 1_000_000)
+    shelf.put(shelf.slow, 2, touches=0)
+    shelf.touched.clear()
+    plan = shelf.plan()
+    assert moves(plan) == [
+        (MoveKind.DEMOTE, 1, "fast", "slow"),
+        (MoveKind.DROP, 2, "fast", "slow"),
+        (MoveKind.DEMOTE, 3, "fast", "slow"),
+        (MoveKind.DEMOTE, 4, "fast", "slow"),
+    ]
+    assert "fast reached its high watermark of 90%" in plan.proposals[0].reason
+
+
+def test_head_of_a_chain_stays_as_long_as_its_tail() -> None:
+    shelf = Shelf()
+    for h in range(1, 10):
+        shelf.put(shelf.fast, h, parent=h - 1, touches=1, at_us=h * 1_000_000)
+    assert [h for _, h, _, _ in moves(shelf.plan())] == [9, 8, 7, 6]
+
+
+def test_ancestors_of_a_block_in_an_open_move_stay() -> None:
+    shelf = Shelf()
+    for h in range(1, 10):
+        shelf.put(shelf.fast, h, parent=h - 1, touches=1)
+    shelf.moves.add([Move("1-0", MoveKind.PROMOTE, Key(7, 0, 9), "slow", "fast", 4096, "", 0, 0)])
+    assert moves(shelf.plan()) == []
+
+
+def test_slowest_volume_deletes_coldest_leaves_that_have_no_other_copy() -> None:
+    shelf = Shelf(slow_blocks=10)
+    for h in range(1, 10):
+        shelf.put(shelf.slow, h, touches=1, at_us=h * 1_000_000)
+    shelf.put(shelf.fast, 1, touches=0)
+    shelf.touched.clear()
+    assert moves(shelf.plan()) == [(MoveKind.DELETE, h, "slow", "") for h in (2, 3, 4, 5)]
+
+
+def test_open_moves_count_against_their_target_and_the_budget() -> None:
+    shelf = Shelf(fast_blocks=4)
+    for h in (1, 2, 3, 4):
+        shelf.put(shelf.slow, h, touches=2)
+    shelf.moves.add([Move("1-0", MoveKind.PROMOTE, Key(7, 0, 4), "slow", "fast", 4096, "", 0, 0)])
+    assert [h for _, h, _, _ in moves(shelf.plan())] == [1, 2]
+    assert [h for _, h, _, _ in moves(shelf.plan(moves_open_max=2))] == [1]
+    assert moves(shelf.plan(moves_bytes_max=4095)) == []
+
+
+def test_paused_volume_takes_no_part() -> None:
+    shelf = Shelf()
+    shelf.put(shelf.slow, 1, touches=2)
+    assert moves(shelf.plan(paused=frozenset({"fast"}))) == []
+
+
+def test_no_volumes_no_plan() -> None:
+    assert plan_moves(BlockIndex(), [], MoveTable(), [], Limits(), NOW_US) == Plan()
+
+
+def test_lfu_order_forgets_at_removal_and_breaks_ties_by_promotion() -> None:
+    index = BlockIndex()
+    place: Place = index.place(PlaceKey(1, 3, "v"))
+    index.set_order(place, LfuOrder())
+    blocks = [index.store(Key(1, 0, h), place, None, 0, 1, 1)[0] for h in (1, 2, 3)]
+    index.touch(blocks[0], place, 1, 5)
+    assert [b.key.sequence_hash for b in place.coldest()] == [2, 3, 1]
+    index.touch(blocks[2], place, 1, 6)
+    index.touch(blocks[1], place, 1, 7)
+    assert [b.key.sequence_hash for b in place.coldest()] == [1, 3, 2]
+    index.remove(blocks[0], place)
+    block, entered = index.store(Key(1, 0, 1), place, None, 0, 1, 1)
+    assert entered
+    assert next(place.coldest()) is block
+
+
+def test_use_in_host_memory_refreshes_the_volumes_that_hold_the_block() -> None:
+    index = BlockIndex()
+    host, volume = index.place(PlaceKey(1, 2, "host")), index.place(PlaceKey(2, 3, "v"))
+    volume.volume = True
+    first = index.store(Key(1, 0, 1), volume, None, 0, 1, 1)[0]
+    index.store(Key(1, 0, 1), host, None, 0, 1, 1)
+    index.store(Key(1, 0, 2), volume, None, 0, 1, 1)
+    index.touch(first, host, 3, 9)
+    assert [b.key.sequence_hash for b in volume.coldest()] == [2, 1]
+    assert (first.touches, first.last_touch_us) == (3, 9)
