@@ -1,0 +1,191 @@
+"""Recordings on disk: raw captures of a publisher's frames, and Mooncake traces of requests; plain or gzip.
+
+A capture is, for each message, `u32le frame count`, then for each frame `u32le length` and its bytes. A trace is one
+JSON object a line. Everything is read as a stream, one message or line at a time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import struct
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, cast
+
+import msgspec
+
+from event_plane.errors import RecordingError
+from event_plane.wire import BATCH_BYTES_MAX, is_batch
+
+Format = Literal["capture", "trace"]
+Dialect = Literal["kvadvisor", "vllm"]
+
+FRAMES_MAX: Final = 16
+FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_SNIFFED_MESSAGES: Final = 64
+_U32 = struct.Struct("<I")
+_ACCEPTED: Final = "give a capture (.cap) or a Mooncake trace (.jsonl, .jsonl.gz)"
+
+
+class TraceRequest(msgspec.Struct, frozen=True):
+    """One request of a trace. Times in ms since its start, lengths in tokens; `block_ids` root first, one per block."""
+
+    timestamp_ms: float
+    input_tokens: int
+    output_tokens: int
+    block_ids: list[int]
+
+
+class _TraceLine(msgspec.Struct, frozen=True):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+_LINES: Final = msgspec.json.Decoder(_TraceLine)
+
+
+def detect_format(path: Path) -> Format:
+    """What `path` holds, told from its first bytes. Raises `RecordingError` where it is neither."""
+    with _opened(path) as stream:
+        head = stream.read(8)
+    if not head:
+        raise RecordingError(f"{path} is empty: {_ACCEPTED}")
+    if head.lstrip()[:1] == b"{":
+        return "trace"
+    if len(head) == 8:
+        frame_count, first_length = struct.unpack("<II", head)
+        if 1 <= frame_count <= FRAMES_MAX and first_length <= FRAME_BYTES_MAX:
+            return "capture"
+    raise RecordingError(f"{path} starts with {head!r}, like neither a capture nor a trace: {_ACCEPTED}")
+
+
+def read_capture(path: Path) -> Generator[list[bytes], None, None]:
+    """The frames of each message, in order. Raises `RecordingError` naming the byte where it is cut or damaged."""
+    with _opened(path) as stream:
+        offset = 0
+        while frame_count := _read_u32(path, stream, offset, offset, at_end_ok=True):
+            if frame_count > FRAMES_MAX:
+                raise _damaged(path, offset, offset, f"says {frame_count} frames, more than {FRAMES_MAX}")
+            at = offset + _U32.size
+            frames = []
+            for _ in range(frame_count):
+                length = _read_u32(path, stream, at, offset)
+                if length > FRAME_BYTES_MAX:
+                    raise _damaged(path, at, offset, f"says a frame of {length} bytes, more than {FRAME_BYTES_MAX}")
+                frame = stream.read(length)
+                if len(frame) < length:
+                    raise _damaged(path, at, offset, f"says a frame of {length} bytes, {len(frame)} follow")
+                frames.append(frame)
+                at += _U32.size + length
+            yield frames
+            offset = at
+
+
+def capture_dialect(path: Path) -> Dialect:
+    """Whose messages a capture holds, told from the first ones. Raises `RecordingError` where none of ours reads them.
+
+    SGLang's frames are vLLM's; signed hashes and its medium CPU_PINNED tell them apart. Its stream needs set semantics:
+    read as vLLM's it would end with wrong blocks.
+    """
+    with closing(read_capture(path)) as messages:
+        for frames in itertools.islice(messages, _SNIFFED_MESSAGES):
+            match frames:
+                case [_, sequence, payload] if len(sequence) == 8:
+                    if is_batch(payload):
+                        return "kvadvisor"
+                    if _looks_like_sglang(payload):
+                        raise RecordingError(f"{path} was made by SGLang: reading its events comes with issue 3")
+                case [_, payload] | [_, _, _, payload] if b"publisher_id" in payload[:64]:
+                    raise RecordingError(f"{path} was made by NVIDIA Dynamo: reading its events comes with issue 3")
+                case _:
+                    raise RecordingError(f"{path} holds messages of {len(frames)} frames that no known engine sends")
+    return "vllm"
+
+
+def read_trace(path: Path) -> Iterator[TraceRequest]:
+    """The requests of a Mooncake trace, in the order of its lines; empty lines are stepped over.
+
+    Raises `RecordingError` naming the line that cannot be read.
+    """
+    with _opened(path) as stream:
+        for number in itertools.count(1):
+            line = stream.readline(LINE_BYTES_MAX + 1)
+            if not line:
+                return
+            if len(line) > LINE_BYTES_MAX:
+                raise RecordingError(f"{path}, line {number} is longer than {LINE_BYTES_MAX} bytes: it is no trace")
+            if line.strip():
+                yield _request(path, number, line)
+
+
+def _request(path: Path, number: int, line: bytes) -> TraceRequest:
+    try:
+        read = _LINES.decode(line)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise RecordingError(f"{path}, line {number} is no request ({error}): mend or remove that line") from error
+    for name, value in (("input_length", read.input_length), ("output_length", read.output_length)):
+        if value < 0:
+            raise RecordingError(f"{path}, line {number} has {name} {value}: mend or remove that line")
+    return TraceRequest(read.timestamp, read.input_length, read.output_length, read.hash_ids)
+
+
+def _read_u32(path: Path, stream: BinaryIO, at: int, message_at: int, *, at_end_ok: bool = False) -> int:
+    """The number at byte `at`; 0 at the end of the file where that is allowed."""
+    raw = stream.read(_U32.size)
+    if not raw and at_end_ok:
+        return 0
+    if len(raw) < _U32.size:
+        raise _damaged(path, at, message_at, "ends in the middle of a message")
+    number: int = _U32.unpack(raw)[0]
+    if number == 0 and at_end_ok:
+        raise _damaged(path, at, message_at, "says a message without frames")
+    return number
+
+
+def _damaged(path: Path, at: int, message_at: int, what: str) -> RecordingError:
+    return RecordingError(
+        f"{path} {what} at byte {at}: it was cut or damaged; record it again, or keep the whole messages before with"
+        f" `head -c {message_at}`"
+    )
+
+
+def _looks_like_sglang(payload: bytes) -> bool:
+    try:
+        _, events, *_ = msgspec.msgpack.decode(payload)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return False
+    return any(_is_sglang_event(event) for event in events) if isinstance(events, list) else False
+
+
+def _is_sglang_event(event: Any) -> bool:
+    match event:
+        case {"medium": "CPU_PINNED"}:
+            return True
+        case {"block_hashes": [*hashes]} | ["BlockStored" | "BlockRemoved", [*hashes], *_]:
+            return any(isinstance(each, int) and each < 0 for each in hashes)
+    return False
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """`path` unpacked; whatever goes wrong while it is open becomes a `RecordingError`."""
+    try:
+        with path.open("rb") as plain:
+            packed = plain.read(2) == _GZIP_MAGIC
+            plain.seek(0)
+            if not packed:
+                yield plain
+                return
+            with gzip.open(plain) as unpacked:
+                yield cast(BinaryIO, unpacked)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RecordingError(f"{path} is a damaged gzip file ({error}): fetch or record it again") from error
+    except OSError as error:
+        raise RecordingError(f"{path} cannot be read: {error.strerror or error}") from error
