@@ -11,9 +11,10 @@ class CoreCounters:
     """Changed by the engine's thread alone; a reader in another thread sees numbers that may be a moment apart."""
 
     matched_device: int = 0
-    matched_host: int = 0
+    onboarded_host: int = 0
+    """Blocks copied to the device from a host copy that was there."""
     loaded: Counter[str] = field(default_factory=Counter)
-    """Blocks loaded and verified, by volume."""
+    """Blocks onboarded from a volume, verified, by volume."""
     load_misses: Counter[str] = field(default_factory=Counter)
     """Blocks not loaded, by reason: the agent's result (`miss` is on no volume), `host_exhausted`, `device_exhausted`,
     or `behind_a_miss`: read well but of no use, since an earlier block is missing."""

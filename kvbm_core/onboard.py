@@ -19,11 +19,14 @@ from kvbm_core.transfer import TierPool, complete, copy_to
 from storage_agent.errors import StorageAgentError
 from storage_agent.port import Outcome, Result, StoragePort
 
+HOST = "G2"
+"""Source of a block that the host had; every other source is a volume's id, which has no capitals."""
+
 OnAccess = Callable[[BlockIdentity], None]
 
 
 class Onboarded(NamedTuple):
-    """Device guards of the leading blocks that were found, and for each where: `host`, or a volume's id."""
+    """Device guards of the leading blocks that were found, and for each where: `HOST`, or a volume's id."""
 
     blocks: list[ImmutableBlock]
     sources: list[str]
@@ -73,8 +76,7 @@ class Onboarder:
         blocks = self._host.pool.match([identity.key for identity in identities])
         for block in blocks:
             self._on_host_access(block.identity)
-        self._counters.matched_host += len(blocks)
-        return _Run(blocks, ["host"] * len(blocks), ends=False)
+        return _Run(blocks, [HOST] * len(blocks), ends=False)
 
     def _from_volumes(self, identities: Sequence[BlockIdentity]) -> _Run:
         """The leading blocks that volumes have, up to the next one of the host; read into the host."""
@@ -94,6 +96,11 @@ class Onboarder:
                 self._counters.load_misses["device_exhausted"] += len(run.blocks)
                 return False
         found.sources.extend(run.sources)
+        for source in run.sources:
+            if source == HOST:
+                self._counters.onboarded_host += 1
+            else:
+                self._counters.loaded[source] += 1
         return True
 
     def _load(self, identities: Sequence[BlockIdentity]) -> tuple[list[ImmutableBlock], list[str]]:
@@ -114,8 +121,6 @@ class Onboarder:
                 complete(place, identity).register(copied=True)
                 for place, identity in zip(places[:hits], identities[:hits], strict=True)
             ]
-        for outcome in outcomes[:hits]:
-            self._counters.loaded[outcome.volume] += 1
         for outcome in outcomes[hits:]:
             hit = outcome.result is Result.HIT
             self._counters.load_misses["behind_a_miss" if hit else outcome.result] += 1

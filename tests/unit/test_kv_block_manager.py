@@ -189,13 +189,13 @@ def test_a_block_evicted_from_the_device_comes_back_from_the_host(room: Room) ->
     room.push_out_of_device()
     before = len(room.events(tier=1))
     found = room.manager.onboard(wanted)
-    assert found.sources == ["host", "host"]
+    assert found.sources == ["G2", "G2"]
     assert all(holds_its_own_bytes(room, block) for block in found.blocks)
     assert room.events(tier=2)[2:] == [("ACCESS", 2, "host", 0, low(identity)) for identity in wanted]
     events = room.events(tier=1)[before:]
     assert [event[0] for event in events[:2]] == ["REMOVE", "REMOVE"]
     assert events[2:] == [("STORE", 1, "device:0", COPY, low(identity)) for identity in wanted]
-    assert room.manager.counters.matched_host == 2
+    assert room.manager.counters.onboarded_host == 2
 
 
 def test_a_block_evicted_from_the_host_comes_back_from_its_volume(room: Room) -> None:

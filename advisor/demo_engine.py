@@ -1,0 +1,221 @@
+"""The demo's engine process: a block manager, its storage agent, and a workload that keeps both busy.
+
+`python -m advisor.demo_engine --config FILE --parent PID --seed N`. It reports one JSON line (`EngineReport`) a second
+on standard output and dies with its parent. Ctrl-C is the parent's to handle; SIGTERM stops it in order.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import torch
+import typer
+
+from advisor.demo_config import EngineReport, EngineSettings, EngineSettingsError, load_engine_settings
+from advisor.demo_workload import Request, Workload, trace_requests
+from advisor.errors import AdvisorError
+from advisor.process import die_with_parent
+from event_plane.connect import open_publisher
+from event_plane.errors import EventPlaneError
+from event_plane.recording import read_trace
+from event_plane.schema import producer_id
+from kvbm_core.block import ImmutableBlock
+from kvbm_core.config import KvbmConfig
+from kvbm_core.errors import KvbmError
+from kvbm_core.identity import BlockIdentity
+from kvbm_core.manager import KvBlockManager
+from kvbm_core.sequence import TokenBlockSequence
+from kvbm_core.transfer import complete
+from storage_agent.agent import StorageAgent
+from storage_agent.config import AgentSettings, load_settings
+from storage_agent.errors import StorageAgentError
+from storage_agent.port import Result
+from storage_agent.service import AgentService
+
+CORE_NAME = "demo-core"
+REPORT_INTERVAL_S = 1.0
+BEHIND_S_MAX = 1.0
+"""How much of a delay is caught up with; the rest is given up, so that a slow disk makes no burst."""
+_EXPECTED = (AdvisorError, EventPlaneError, KvbmError, StorageAgentError)
+
+
+def expected_bytes(blocks: Sequence[BlockIdentity], block_bytes: int) -> torch.Tensor:
+    """What "computing" blocks gives: a pattern that only each one's key has, `[len(blocks), block_bytes]` of u8."""
+    seeds = []
+    for block in blocks:
+        key = block.key
+        mixed = (key.sequence_hash ^ key.sequence_hash >> 64 ^ key.namespace_id) & 0xFFFF_FFFF_FFFF_FFFF
+        seeds.append(mixed - (1 << 64) if mixed >> 63 else mixed)
+    words = torch.arange(-(-block_bytes // 8), dtype=torch.int64) * 0x9E37_79B9_7F4A_7C1
+    pattern = torch.tensor(seeds, dtype=torch.int64)[:, None] + words
+    return pattern.view(torch.uint8)[:, :block_bytes]
+
+
+class DemoEngine:
+    """Serves requests as an engine would, with a pattern in the place of a model's keys and values."""
+
+    def __init__(self, manager: KvBlockManager) -> None:
+        self._manager = manager
+        self._config = manager.config
+        self._requests = 0
+        self._requests_cut = 0
+        self._tokens_prompt = 0
+        self._blocks_recomputed = 0
+        self._wrong_blocks = 0
+
+    def serve(self, request: Request) -> None:
+        """Find the prompt's blocks, compute the missing ones and the answer's, then let go of all and offload."""
+        sequence = TokenBlockSequence(self._config, request.tenant, request.prompt)
+        prompt = sequence.blocks[: self._config.device_blocks]
+        answer = sequence.extend(request.answer)[: self._config.device_blocks - len(prompt)]
+        self._requests += 1
+        self._requests_cut += len(prompt) + len(answer) < len(sequence.blocks)
+        self._tokens_prompt += len(request.prompt)
+
+        held = self._manager.match(prompt)
+        held += self._manager.onboard(prompt[len(held) :]).blocks
+        self._check(held)
+        missing = prompt[len(held) :]
+        self._blocks_recomputed += len(missing)
+        held += self._compute([*missing, *answer])
+        # The root goes last, so that the tails of conversations are evicted before what many share.
+        for block in reversed(held):
+            block.release()
+        self._manager.offload(self._config.offload_queue_blocks)
+
+    def report(self, elapsed_s: float, *, done: bool) -> EngineReport:
+        counters, occupancy = self._manager.counters, self._manager.occupancy()
+        return EngineReport(
+            elapsed_s=round(elapsed_s, 3),
+            done=done,
+            requests=self._requests,
+            requests_cut=self._requests_cut,
+            tokens_prompt=self._tokens_prompt,
+            blocks_device=counters.matched_device,
+            blocks_host=counters.onboarded_host,
+            blocks_volume=dict(counters.loaded),
+            blocks_recomputed=self._blocks_recomputed,
+            wrong_blocks=self._wrong_blocks,
+            gets_missed=counters.load_misses[Result.MISS],
+            gets_failed={reason: n for reason, n in counters.load_misses.items() if reason != Result.MISS},
+            puts=dict(counters.put),
+            puts_fell_back=dict(counters.put_fell_back),
+            puts_refused=dict(counters.put_refused),
+            offload_skipped=dict(counters.offload_skipped),
+            offload_waiting=occupancy.offload_waiting,
+            device_blocks_used=occupancy.device.active + occupancy.device.inactive,
+            host_blocks_used=occupancy.host.active + occupancy.host.inactive,
+        )
+
+    def _check(self, held: Sequence[ImmutableBlock]) -> None:
+        """Compare every block found, wherever it came from, with what computing it would have given."""
+        if held:
+            tensor = self._manager.device_tensor[[block.index for block in held]]
+            there = tensor.reshape(len(held), -1).view(torch.uint8).cpu()
+            right = expected_bytes([block.identity for block in held], self._config.block_bytes)
+            self._wrong_blocks += int((there != right).any(dim=1).sum())
+
+    def _compute(self, wanted: Sequence[BlockIdentity]) -> list[ImmutableBlock]:
+        if not wanted:
+            return []
+        places = self._manager.allocate(len(wanted)).blocks
+        tensor = self._manager.device_tensor
+        pattern = expected_bytes(wanted, self._config.block_bytes).contiguous().view(tensor.dtype)
+        tensor[[place.index for place in places]] = pattern.reshape(len(wanted), *tensor.shape[1:]).to(tensor.device)
+        return [
+            self._manager.register(complete(place, identity)) for place, identity in zip(places, wanted, strict=True)
+        ]
+
+
+def core_config(settings: EngineSettings, file: Path) -> KvbmConfig:
+    """The `[core]` table. Raises `EngineSettingsError` that names the key."""
+    try:
+        return msgspec.convert(settings.core, KvbmConfig)
+    except msgspec.ValidationError as error:
+        raise EngineSettingsError(f"{file}: [core] {error}; correct it there") from error
+
+
+def open_engine(settings: EngineSettings, config: KvbmConfig, agent: AgentSettings, closing: ExitStack) -> DemoEngine:
+    """Open sockets, volumes and pools; `closing` closes them, the last opened first."""
+    publisher = open_publisher(settings.events_url, producer=producer_id(CORE_NAME), flush_interval_s=0.25)
+    closing.callback(publisher.close)
+    agent_publisher = open_publisher(agent.event_url, producer=producer_id(agent.name), flush_interval_s=0.25)
+    closing.callback(agent_publisher.close)
+    storage = closing.enter_context(
+        StorageAgent(agent.name, publisher=agent_publisher, allowed_roots=agent.allowed_roots)
+    )
+    for volume in agent.volumes:
+        storage.register_volume(volume)
+    closing.enter_context(AgentService(storage, agent.command_url))
+    manager = KvBlockManager(config, publisher, storage)
+    closing.callback(manager.close)
+    return DemoEngine(manager)
+
+
+def run(
+    engine: DemoEngine, requests: Iterator[Request], requests_per_s: float, stop: threading.Event, seconds: float
+) -> None:
+    """Serve at a steady pace and report each second until `stop`, or for `seconds` where they are not 0."""
+    started_s = time.monotonic()
+    ends_s = started_s + seconds if seconds else float("inf")
+    request_due_s = report_due_s = started_s
+    done = False
+    while not stop.is_set() and (now_s := time.monotonic()) < ends_s:
+        if now_s >= report_due_s:
+            _print(engine.report(now_s - started_s, done=done))
+            report_due_s = max(report_due_s + REPORT_INTERVAL_S, now_s)
+        if now_s >= request_due_s:
+            request = next(requests, None)
+            if request is None:
+                done, request_due_s = True, float("inf")
+                continue
+            engine.serve(request)
+            request_due_s = max(request_due_s + 1 / requests_per_s, time.monotonic() - BEHIND_S_MAX)
+        stop.wait(max(0.0, min(request_due_s, report_due_s, ends_s) - time.monotonic()))
+    _print(engine.report(time.monotonic() - started_s, done=done))
+
+
+def _print(report: EngineReport) -> None:
+    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    sys.stdout.flush()
+
+
+def main(
+    config: Annotated[Path, typer.Option(help="The engine's settings, TOML.")],
+    parent: Annotated[int, typer.Option(help="Process id of the parent, with which this process ends.")],
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0.0, help="End after so many seconds; 0 is never.")] = 0.0,
+    trace: Annotated[Path | None, typer.Option(help="A Mooncake trace to serve instead of the workload.")] = None,
+) -> None:
+    """Run the demo's engine side until SIGTERM."""
+    die_with_parent(parent)
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    torch.set_num_threads(1)
+    try:
+        settings = load_engine_settings(config)
+        core = core_config(settings, config)
+        agent = load_settings(config.parent / settings.agent_file)
+        if trace is None:
+            requests = Workload(settings.workload.tenants, seed).requests()
+        else:
+            requests = trace_requests((line.block_ids for line in read_trace(trace)), core.page_tokens)
+        with ExitStack() as closing:
+            engine = open_engine(settings, core, agent, closing)
+            run(engine, requests, settings.workload.requests_per_s, stop, seconds)
+    except _EXPECTED as error:
+        print(f"kvadvisor demo engine: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)
