@@ -37,10 +37,10 @@ $(BIN)/python:
 
 .venv/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing kvadvisor into .venv; the first time takes a minute or two, most of it PyTorch."
-	$(PIP) -e .
+	@$(PIP) -e .
 	@touch $@
 
 .venv/.test: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing kvadvisor and its tests into .venv; the first time takes a minute or two, most of it PyTorch."
-	$(PIP) -e '.[test,lint]'
+	@$(PIP) -e '.[test,lint]'
 	@touch .venv/.run $@

@@ -1,0 +1,84 @@
+"""The deployment's files agree with their schemas, with each other and with the code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from advisor.settings import load_settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return loaded
+
+
+def test_compose_file_follows_the_compose_specification() -> None:
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*check, ROOT / "docker-compose.yml"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_compose_file_has_every_service_and_starts_only_those_in_use() -> None:
+    services = compose()["services"]
+    in_use = {name for name, service in services.items() if "profiles" not in service}
+    assert in_use == {"engine", "advisor", "prometheus", "grafana"}
+    assert set(services) - in_use == {"nats", "postgres", "seaweedfs"}
+
+
+def test_files_that_compose_mounts_exist() -> None:
+    mounted = [
+        volume.split(":")[0]
+        for service in compose()["services"].values()
+        for volume in service.get("volumes", [])
+        if volume.startswith("./")
+    ]
+    assert len(mounted) >= 4
+    assert [path for path in mounted if not (ROOT / path).exists()] == []
+
+
+def test_nothing_is_reachable_from_outside_the_host() -> None:
+    for name, service in compose()["services"].items():
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), name
+    assert load_settings(ROOT / "deploy" / "advisor.toml", {}).api.host == "127.0.0.1"
+
+
+def test_prometheus_scrapes_the_port_that_the_advisor_listens_on() -> None:
+    settings = load_settings(ROOT / "deploy" / "advisor.toml", {})
+    scraped = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())["scrape_configs"]
+    assert scraped[0]["static_configs"][0]["targets"] == [f"{settings.api.host}:{settings.api.port}"]
+
+
+def test_dashboards_draw_from_the_data_source_that_is_provisioned() -> None:
+    provisioning = ROOT / "deploy" / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "kvadvisor.yml").read_text())["providers"]
+    targets = [volume.split(":")[1] for volume in compose()["services"]["grafana"]["volumes"]]
+    assert provider["options"]["path"] in targets
+    (dashboard,) = (ROOT / "deploy" / "grafana" / "dashboards").glob("*.json")
+    panels = json.loads(dashboard.read_text())["panels"]
+    assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
+    assert len({panel["id"] for panel in panels}) == len(panels)
+
+
+@pytest.mark.parametrize("script", [".ci/run", ".ci/test-wheel"])
+def test_scripts_are_valid_and_executable(script: str) -> None:
+    path = ROOT / script
+    assert path.stat().st_mode & 0o111
+    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
+
+
+def test_image_holds_every_package_of_the_wheel() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    copied = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
+    assert {words[1] for words in copied if len(words) == 3} >= set(wheel["packages"])
