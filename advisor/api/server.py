@@ -42,7 +42,10 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 class AdminServer(uvicorn.Server):
-    """Serves one app on one socket. Setting `should_exit` ends it: open streams are told to stop, then it waits."""
+    """Serves one app on one socket. Setting `should_exit` ends it: open streams are told to stop, then it waits.
+
+    `url` is where the dashboard is: `http://127.0.0.1:8470/`.
+    """
 
     def __init__(self, app: FastAPI, listener: socket.socket) -> None:
         super().__init__(
@@ -52,13 +55,9 @@ class AdminServer(uvicorn.Server):
             )
         )
         self._listener = listener
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         self._feed: LiveFeed = app.state.feed
-
-    @property
-    def url(self) -> str:
-        """Where the dashboard is: `http://127.0.0.1:8470/`."""
-        host, port = self._listener.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     async def serve_until_told(self) -> None:
         """Serve on the socket until `should_exit`."""

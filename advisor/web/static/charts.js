@@ -172,8 +172,11 @@
     draw();
   }
 
-  // Also after a reconnection: what happened meanwhile is fetched, not lost.
-  document.addEventListener("htmx:sse:after:connection", load);
+  load();
+  // What happened while the stream was away is fetched, not lost.
+  document.addEventListener("htmx:sse:after:connection", (event) => {
+    if (event.detail.connection.attempt > 0) load();
+  });
   document.addEventListener("sample", (event) => {
     const sample = JSON.parse(event.detail.data);
     if (!sample || (samples.length && sample.time_s <= samples[samples.length - 1].time_s)) return;

@@ -1,0 +1,43 @@
+"""The admin view over real sockets, for tests that stream or drive a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from advisor.api.app import create_app
+from advisor.api.server import AdminServer, open_socket
+from advisor.views import AdvisorReader
+
+
+class Served:
+    """A running server; `url` ends with a slash. `stop` returns when its thread has ended."""
+
+    def __init__(self, reader: AdvisorReader, port: int = 0) -> None:
+        app = create_app(reader, metrics=lambda: b"kvadvisor_blocks 1\n")
+        self._server = AdminServer(app, open_socket("127.0.0.1", port))
+        self._thread = threading.Thread(target=self._run, name="served")
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve_until_told())
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def serving(reader: AdvisorReader) -> Iterator[Served]:
+    served = Served(reader)
+    try:
+        yield served
+    finally:
+        served.stop()

@@ -1,0 +1,73 @@
+"""Refusals are problem+json, name the value and say what to do."""
+
+from __future__ import annotations
+
+import pytest
+from direct import Direct
+from sample_reader import SampleReader
+
+from advisor.views import Summary
+
+
+@pytest.fixture(scope="module")
+def client() -> Direct:
+    return Direct(SampleReader())
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind", "named"),
+    [
+        ("/api/v1/blocks?limit=0", 422, "bad-parameter", ["limit was '0'", "greater than or equal to 1"]),
+        ("/api/v1/blocks?limit=1001", 422, "bad-parameter", ["limit was '1001'", "less than or equal to 1000"]),
+        ("/api/v1/volumes?limit=x", 422, "bad-parameter", ["limit was 'x'", "it must be a valid integer"]),
+        ("/api/v1/moves?limit=-1", 422, "bad-parameter", ["limit was '-1'"]),
+        ("/api/v1/blocks?tier=5", 422, "bad-parameter", ["tier was '5'", "less than or equal to 4"]),
+        ("/api/v1/blocks?hash_prefix=XY", 422, "bad-parameter", ["hash_prefix was 'XY'"]),
+        ("/api/v1/blocks?limt=5", 422, "bad-parameter", ["limt is not a parameter of this route", "/docs"]),
+        ("/api/v1/blocks?after=junk", 400, "refused", ["after was 'junk'", "next_cursor of the page before"]),
+        ("/api/v1/events?kind=nonsense", 422, "bad-parameter", ["kind was 'nonsense'", "'batch', 'tick'"]),
+        ("/api/v1/events?from_position=0", 422, "bad-parameter", ["from_position was '0'"]),
+        ("/api/v1/events?from_position=99999999999999999999", 422, "bad-parameter", ["from_position was"]),
+        ("/api/v1/samples?seconds=3601", 422, "bad-parameter", ["seconds was '3601'", "3600"]),
+        ("/api/v2/blocks", 404, "not-found", ["/api/v2/blocks", "/docs lists the routes"]),
+        ("/static/nothing.js", 404, "not-found", ["/static/nothing.js"]),
+    ],
+)
+def test_refusal_names_value_and_remedy(
+    client: Direct, path: str, status: int, kind: str, named: list[str]
+) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert set(body) == {"type", "title", "status", "detail"}
+    assert body["status"] == status
+    assert body["type"] == f"urn:kvadvisor:problem:{kind}"
+    for words in named:
+        assert words in body["detail"]
+
+
+def test_writing_method_is_refused_and_the_right_one_named(client: Direct) -> None:
+    answer = client.request("POST", "/api/v1/summary")
+    assert answer.status_code == 405
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["allow"] == "GET"
+    assert "use GET" in answer.json()["detail"]
+
+
+def test_long_value_is_cut_in_the_answer(client: Direct) -> None:
+    answer = client.get("/api/v1/blocks", params={"tier": "9" * 5000})
+    assert answer.status_code == 422
+    assert len(answer.json()["detail"]) < 300
+
+
+def test_fault_of_the_service_is_a_problem_without_its_message() -> None:
+    class Faulty(SampleReader):
+        def summary(self) -> Summary:
+            raise RuntimeError("secret path")
+
+    answer = Direct(Faulty(), raises=False).get("/api/v1/summary")
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "RuntimeError" in answer.json()["detail"]
+    assert "secret" not in answer.text

@@ -1,0 +1,34 @@
+"""Opening the API's port: loopback only, and a plain word when it is taken."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from advisor.api.errors import ApiError
+from advisor.api.server import open_socket
+
+
+def test_port_zero_takes_a_free_one() -> None:
+    with open_socket("127.0.0.1", 0) as listener:
+        assert listener.getsockname()[1] > 0
+
+
+def test_port_in_use_is_named_with_the_remedy(free_port: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_port))
+        taken.listen()
+        with pytest.raises(ApiError, match=rf"port {free_port} of 127\.0\.0\.1 is in use: .* api\.port"):
+            open_socket("localhost", free_port)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])
+def test_address_that_others_reach_is_refused(host: str) -> None:
+    with pytest.raises(ApiError, match="no login yet"):
+        open_socket(host, 0)
+
+
+def test_name_that_is_no_address_is_refused() -> None:
+    with pytest.raises(ApiError, match=r"'db\.example'"):
+        open_socket("db.example", 0)

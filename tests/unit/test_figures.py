@@ -1,0 +1,61 @@
+"""What the overview works out from a picture."""
+
+from __future__ import annotations
+
+from sample_reader import SampleReader
+
+from advisor.api.picture import MOVES_SHOWN, take_picture
+from advisor.views import OriginView
+from advisor.web.figures import SPARK_HEIGHT, SPARK_WIDTH, activities, reused_share, six_figures, spark_points
+
+
+def points_of(text: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, _, y in (point.partition(",") for point in text.split())]
+
+
+def test_spark_spans_the_box_with_the_highest_value_on_top() -> None:
+    assert points_of(spark_points([0, 10, 5])) == [(0, 24), (48, 2), (96, 13)]
+
+
+def test_spark_leaves_out_seconds_without_a_value_and_keeps_their_place() -> None:
+    assert [x for x, _ in points_of(spark_points([None, 1, None, 2]))] == [32, 96]
+
+
+def test_spark_of_equal_values_is_a_middle_line_and_of_one_is_nothing() -> None:
+    assert {y for _, y in points_of(spark_points([3, 3, 3]))} == {SPARK_HEIGHT / 2}
+    assert spark_points([3]) == ""
+    assert spark_points([None, None]) == ""
+    assert max(x for x, _ in points_of(spark_points([1, 2]))) == SPARK_WIDTH
+
+
+def test_reused_share_is_none_before_the_first_prompt_block() -> None:
+    assert reused_share(OriginView(recomputed=0, g1=0, g2=0, g3=0, g4=0)) is None
+    assert reused_share(OriginView(recomputed=20, g1=36, g2=16, g3=21, g4=7)) == 0.8
+
+
+def test_six_figures_of_a_working_service() -> None:
+    figures = six_figures(take_picture(SampleReader()))
+    assert [(figure.label, figure.value, figure.note) for figure in figures] == [
+        ("Ingest", "2.12 k", "events/s"),
+        ("Behind by", "0.4 s", "12 queued"),
+        ("Blocks", "8.41 M", "138 GB"),
+        ("Reads from fast volume", "62.4 %", "of volume reads"),
+        ("Moved", "48.2 GB", "1.20 k moves"),
+        ("Prompt state reused", "80.0 %", "of prompt blocks"),
+    ]
+    assert "8\u202f412\u202f345 blocks" in figures[2].exact
+    assert all(figure.spark for figure in figures)
+
+
+def test_six_figures_of_an_empty_service_have_no_sparkline_and_no_false_ratio() -> None:
+    figures = six_figures(take_picture(SampleReader.empty()))
+    assert [figure.value for figure in figures] == ["0", "0 s", "0", "–", "0 B", "–"]
+    assert not any(figure.spark for figure in figures)
+
+
+def test_moves_and_refusals_are_one_list_newest_first() -> None:
+    lines = activities(take_picture(SampleReader()).moves, MOVES_SHOWN)
+    assert [line.state for line in lines] == ["kept", "verified", "copying", "freed", "refused", "aborted"]
+    assert [line.tone for line in lines] == ["settled", "open", "open", "settled", "stopped", "stopped"]
+    assert [line.at_us for line in lines] == sorted((line.at_us for line in lines), reverse=True)
+    assert len(activities(take_picture(SampleReader()).moves, 2)) == 2

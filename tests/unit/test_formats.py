@@ -1,0 +1,77 @@
+"""Three figures and a unit; every digit on hover."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from advisor.web import formats
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (7, "7"), (999, "999"), (1000, "1.00 k"), (1204, "1.20 k"), (12_345, "12.3 k"), (999_499, "999 k"),
+     (999_500, "1.00 M"), (8_412_345, "8.41 M"), (2**63, "9.22 E")],
+)
+def test_count(value: int, text: str) -> None:
+    assert formats.count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0, "0 B"), (512, "512 B"), (999, "999 B"), (1000, "1.00 kB"), (16_384, "16.4 kB"),
+     (228e12, "228 TB"), (4.21e9, "4.21 GB")],
+)
+def test_size(value: float | None, text: str) -> None:
+    assert formats.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0"), (0.25, "0.25"), (3.14159, "3.14"), (41.5, "41.5"), (212_345.0, "212 k"),
+     (999.9, "1.00 k")],
+)
+def test_rate(value: float | None, text: str) -> None:
+    assert formats.rate(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (0.0, "0 %"), (0.6238, "62.4 %"), (1.0, "100 %"), (0.00123, "0.123 %")]
+)
+def test_percent(value: float | None, text: str) -> None:
+    assert formats.percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0 s"), (0.42, "0.4 s"), (9.96, "10 s"), (41.2, "41 s"), (119.4, "119 s"), (120, "2 min"),
+     (11_130, "3 h 5 min"), (187_300, "2 d 4 h")],
+)
+def test_seconds(value: float | None, text: str) -> None:
+    assert formats.seconds(value) == text
+
+
+def test_times_are_utc_and_zero_is_no_time() -> None:
+    assert formats.clock(1_764_440_651_250_000) == "18:24:11"
+    assert formats.timestamp(1_764_440_651_250_000) == "2025-11-29T18:24:11.250Z"
+    assert formats.clock(0) == "–"
+    assert formats.timestamp(0) == ""
+
+
+def test_hash_is_shortened_in_the_middle() -> None:
+    assert formats.short_hash("a41f000000000000000000000000" + "09c2") == "a41f…09c2"
+    assert formats.short_hash("a41f09c2") == "a41f09c2"
+
+
+@given(st.integers(min_value=0, max_value=2**64))
+def test_rounded_count_is_within_half_a_percent_and_has_at_most_three_figures(value: int) -> None:
+    digits, _, prefix = formats.count(value).partition(" ")
+    shown = float(digits) * 1000 ** ["", "k", "M", "G", "T", "P", "E"].index(prefix)
+    assert abs(shown - value) <= value * 0.005
+    assert len(digits.replace(".", "").lstrip("0")) <= 3
+
+
+@given(st.integers(min_value=0, max_value=2**128))
+def test_exact_keeps_every_digit(value: int) -> None:
+    assert int(formats.exact(value).replace(formats.NARROW_SPACE, "")) == value
