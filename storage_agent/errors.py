@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class StorageAgentError(Exception):
-    """Base of everything this room raises."""
+    """Base of everything this room raises. `exit_status` is what a command line ends with."""
+
+    exit_status = 2
 
 
 class VolumeError(StorageAgentError):
