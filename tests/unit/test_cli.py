@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -176,3 +177,14 @@ def test_interrupt_ends_with_130(site: Path) -> None:
         _, errors = child.communicate()
     assert child.returncode == 130
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("room", ["advisor", "event_plane", "kernels", "kvbm_core", "storage_agent"])
+def test_every_error_of_every_room_is_expected(room: str) -> None:
+    errors = [
+        each
+        for each in vars(importlib.import_module(f"{room}.errors")).values()
+        if isinstance(each, type) and issubclass(each, Exception)
+    ]
+    assert errors
+    assert [each for each in errors if getattr(each, "exit_status", None) != 2] == []
