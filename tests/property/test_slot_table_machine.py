@@ -1,0 +1,165 @@
+"""The slot table against a model of plain dicts: every slot is in one state, every block in one slot."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from event_plane.schema import Namespace
+from storage_agent.errors import SlotStateError
+from storage_agent.port import BlockKey
+from storage_agent.slab_format import SlotHeader
+from storage_agent.slot_table import TRANSITIONS, Refusal, Reservation, SlotState, SlotTable, SlotTrigger
+
+CAPACITY = 4
+keys = st.integers(0, 6).map(lambda number: BlockKey(1, 0, number))
+
+
+def header(key: BlockKey, slot: int, generation: int) -> SlotHeader:
+    return SlotHeader(slot, key, Namespace(), 0, 0, 16, 1, 0, generation)
+
+
+class SlotTableMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = SlotTable(CAPACITY, [], 1)
+        self.writing: dict[BlockKey, Reservation] = {}
+        self.live: dict[BlockKey, SlotHeader] = {}
+        self.freeing: dict[BlockKey, SlotHeader] = {}
+        self.pins: list[int] = []
+        self.generations: set[int] = set()
+
+    @rule(key=keys)
+    def reserve(self, key: BlockKey) -> None:
+        result = self.table.reserve(key)
+        if key in self.live:
+            assert result is Refusal.PRESENT
+        elif key in self.writing or key in self.freeing:
+            assert result is Refusal.BUSY
+        elif len(self.writing) + len(self.live) + len(self.freeing) == CAPACITY:
+            assert result is Refusal.FULL
+        else:
+            assert isinstance(result, Reservation)
+            assert result.generation not in self.generations
+            assert self.table.state(result.slot) is SlotState.WRITING
+            self.generations.add(result.generation)
+            self.writing[key] = result
+
+    @rule(key=keys)
+    def publish(self, key: BlockKey) -> None:
+        if key not in self.writing:
+            with pytest.raises(SlotStateError):
+                self.table.publish(header(key, 0, 0))
+            return
+        reserved = self.writing.pop(key)
+        self.live[key] = header(key, reserved.slot, reserved.generation)
+        self.table.publish(self.live[key])
+
+    @rule(key=keys)
+    def abandon(self, key: BlockKey) -> None:
+        if key in self.writing:
+            self.table.abandon(self.writing.pop(key).slot)
+
+    @rule(key=keys)
+    def pin(self, key: BlockKey) -> None:
+        pinned = self.table.pin(key)
+        assert pinned is self.live.get(key)
+        if pinned is not None:
+            self.pins.append(pinned.slot)
+
+    @rule(which=st.integers(0, 100))
+    def unpin(self, which: int) -> None:
+        if self.pins:
+            self.table.unpin(self.pins.pop(which % len(self.pins)))
+
+    @rule(key=keys)
+    def retire(self, key: BlockKey) -> None:
+        result = self.table.retire(key)
+        if key in self.live:
+            assert result is self.live[key]
+            self.freeing[key] = self.live.pop(key)
+        else:
+            assert result is (Refusal.BUSY if key in self.writing or key in self.freeing else None)
+
+    @rule(key=keys)
+    def release(self, key: BlockKey) -> None:
+        if key in self.freeing:
+            slot = self.freeing[key].slot
+            if slot in self.pins:
+                with pytest.raises(SlotStateError, match="still being read"):
+                    self.table.release(slot)
+            else:
+                self.table.release(slot)
+                del self.freeing[key]
+
+    @rule(key=keys)
+    def restore(self, key: BlockKey) -> None:
+        if key in self.freeing:
+            self.live[key] = self.freeing.pop(key)
+            self.table.restore(self.live[key].slot)
+
+    @invariant()
+    def every_slot_is_where_the_model_has_it(self) -> None:
+        expected = dict.fromkeys(range(CAPACITY), SlotState.FREE)
+        expected |= {reserved.slot: SlotState.WRITING for reserved in self.writing.values()}
+        expected |= {held.slot: SlotState.LIVE for held in self.live.values()}
+        expected |= {held.slot: SlotState.FREEING for held in self.freeing.values()}
+        assert {slot: self.table.state(slot) for slot in range(CAPACITY)} == expected
+        assert self.table.free_count == list(expected.values()).count(SlotState.FREE)
+        assert self.table.live_count == len(self.live)
+        assert {held.key: held for held in self.table.live_headers()} == self.live
+        assert self.table.is_settled == (not self.writing and not self.freeing and not self.pins)
+
+    @invariant()
+    def a_table_built_from_the_live_slots_serves_the_same(self) -> None:
+        rebuilt = SlotTable(CAPACITY, list(self.live.values()), 1)
+        assert {held.key: held for held in rebuilt.live_headers()} == self.live
+        assert rebuilt.free_count == CAPACITY - len(self.live)
+        assert rebuilt.generation_next > max((held.generation for held in self.live.values()), default=0)
+
+
+TestSlotTable = SlotTableMachine.TestCase
+TestSlotTable.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("state", SlotState)
+@pytest.mark.parametrize("trigger", SlotTrigger)
+def test_a_step_outside_the_transition_table_raises_and_changes_nothing(state: SlotState, trigger: SlotTrigger) -> None:
+    if trigger is SlotTrigger.RESERVE or trigger in TRANSITIONS[state]:
+        return
+    key = BlockKey(1, 0, 1)
+    table = SlotTable(1, [header(key, 0, 1)] if state in (SlotState.LIVE, SlotState.FREEING) else [], 1)
+    if state is SlotState.WRITING:
+        table.reserve(key)
+    if state is SlotState.FREEING:
+        table.retire(key)
+    if trigger is SlotTrigger.RETIRE:
+        assert not isinstance(table.retire(key), SlotHeader)
+    else:
+        step = {
+            SlotTrigger.PUBLISH: lambda: table.publish(header(key, 0, 1)),
+            SlotTrigger.ABANDON: lambda: table.abandon(0),
+            SlotTrigger.RESTORE: lambda: table.restore(0),
+            SlotTrigger.RELEASE: lambda: table.release(0),
+        }[trigger]
+        with pytest.raises(SlotStateError):
+            step()
+    assert table.state(0) is state
+
+
+def test_a_block_recovered_twice_is_an_error() -> None:
+    twice = [header(BlockKey(1, 0, 1), 0, 1), header(BlockKey(1, 0, 1), 1, 2)]
+    with pytest.raises(SlotStateError, match="recovered twice"):
+        SlotTable(2, twice, 1)
+
+
+def test_the_slot_freed_longest_ago_is_reused_first() -> None:
+    table = SlotTable(3, [], 1)
+    for number in range(3):
+        table.reserve(BlockKey(1, 0, number))
+    for slot in (1, 0, 2):
+        table.abandon(slot)
+    reserved = [table.reserve(BlockKey(1, 0, number)) for number in range(3, 6)]
+    assert [r.slot for r in reserved if isinstance(r, Reservation)] == [1, 0, 2]

@@ -1,0 +1,162 @@
+"""Real NIXL transfers between memory and a real file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage_agent.errors import TransferError
+from storage_agent.nixl_transfer import DESCRIPTOR_COUNT_MAX, NixlTransfer, Offsets
+
+PAGE = 4096
+FILE_BYTES = 64 * PAGE
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    opened = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(opened, 0, FILE_BYTES)
+    yield opened
+    os.close(opened)
+
+
+@pytest.fixture
+def transfer(fd: int) -> Iterator[NixlTransfer]:
+    made = NixlTransfer("test", fd, FILE_BYTES, staging_bytes=16 * PAGE)
+    yield made
+    made.close()
+
+
+def pages(*numbers: int) -> Offsets:
+    return np.array(numbers, dtype=np.uint64) * np.uint64(PAGE)
+
+
+def test_scattered_pages_are_written_and_read_back(transfer: NixlTransfer, fd: int) -> None:
+    with transfer.exclusive() as staging:
+        for number in range(3):
+            staging[number * PAGE : (number + 1) * PAGE] = bytes([number + 1]) * PAGE
+        transfer.write(pages(9, 2, 40), pages(0, 1, 2), pages(1, 1, 1))
+    assert [os.pread(fd, 1, page * PAGE) for page in (9, 2, 40, 3)] == [b"\1", b"\2", b"\3", b"\0"]
+    with transfer.exclusive() as staging:
+        transfer.read(pages(40, 9), pages(4, 6), pages(1, 2))
+        assert bytes(staging[4 * PAGE : 5 * PAGE]) == b"\3" * PAGE
+        assert bytes(staging[6 * PAGE : 8 * PAGE]) == b"\1" * PAGE + b"\0" * PAGE
+
+
+def test_more_descriptors_than_one_transfer_takes_are_split(transfer: NixlTransfer, fd: int) -> None:
+    count = DESCRIPTOR_COUNT_MAX + 8
+    with transfer.exclusive() as staging:
+        staging[:PAGE] = b"x" * PAGE
+        offsets = np.arange(count, dtype=np.uint64) * np.uint64(16)
+        transfer.write(offsets, np.zeros_like(offsets), np.full_like(offsets, 16))
+    assert os.pread(fd, count * 16 + 1, 0) == b"x" * count * 16 + b"\0"
+
+
+def test_a_place_outside_the_file_is_refused_and_later_transfers_work(transfer: NixlTransfer) -> None:
+    with transfer.exclusive() as staging:
+        with pytest.raises(TransferError, match="refuses the read"):
+            transfer.read(pages(64), pages(0), pages(1))
+        staging[:PAGE] = b"y" * PAGE
+        transfer.write(pages(1), pages(0), pages(1))
+        transfer.read(pages(1), pages(5), pages(1))
+        assert bytes(staging[5 * PAGE : 6 * PAGE]) == b"y" * PAGE
+
+
+def test_a_failed_read_says_why_and_the_next_one_works(transfer: NixlTransfer, fd: int) -> None:
+    os.ftruncate(fd, 8 * PAGE)
+    with transfer.exclusive() as staging:
+        with pytest.raises(TransferError, match="only 0 of 4096 bytes at byte 40960") as caught:
+            transfer.read(pages(0, 10), pages(0, 1), pages(1, 1))
+        assert not caught.value.in_doubt
+    os.pwrite(fd, b"z" * PAGE, 3 * PAGE)
+    with transfer.exclusive() as staging:
+        transfer.read(pages(3), pages(2), pages(1))
+        assert bytes(staging[2 * PAGE : 3 * PAGE]) == b"z" * PAGE
+
+
+def test_a_failed_write_names_the_error_of_the_device() -> None:
+    """/dev/full is a device that is always full."""
+    device = os.open("/dev/full", os.O_RDWR)
+    try:
+        transfer = NixlTransfer("full", device, FILE_BYTES, staging_bytes=PAGE)
+        with transfer.exclusive(), pytest.raises(TransferError, match="ENOSPC at byte 0: No space left on device"):
+            transfer.write(pages(0), pages(0), pages(1))
+        transfer.close()
+    finally:
+        os.close(device)
+
+
+def test_after_a_deadline_the_transfer_is_in_doubt_and_fresh_memory_takes_over(fd: int) -> None:
+    """A poll submits 64 descriptors, so 400 are not done when a deadline of no time at all is looked at."""
+    transfer = NixlTransfer("late", fd, FILE_BYTES, staging_bytes=PAGE, deadline_s=0.0)
+    offsets = np.arange(400, dtype=np.uint64) * np.uint64(16)
+    with transfer.exclusive() as abandoned:
+        abandoned[:] = b"a" * PAGE
+        with pytest.raises(TransferError, match=r"no answer from the device in 0.0 s") as caught:
+            transfer.write(offsets, np.zeros_like(offsets), np.full_like(offsets, 16))
+        assert caught.value.in_doubt
+    with transfer.exclusive() as fresh:
+        fresh[:] = b"f" * PAGE
+        assert bytes(abandoned[:4]) == b"aaaa"
+    transfer.close()
+
+
+def test_a_closed_transfer_says_so(transfer: NixlTransfer) -> None:
+    transfer.close()
+    with pytest.raises(TransferError, match="closed"), transfer.exclusive():
+        pass
+
+
+def test_threads_take_turns_and_see_their_own_bytes(transfer: NixlTransfer) -> None:
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            with transfer.exclusive() as staging:
+                staging[:PAGE] = bytes([number]) * PAGE
+                transfer.write(pages(number), pages(0), pages(1))
+            with transfer.exclusive() as staging:
+                transfer.read(pages(number), pages(1), pages(1))
+                if staging[PAGE] != number:
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_loading_nixl_loads_no_torch_and_prints_nothing(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from storage_agent.nixl_transfer import NixlTransfer
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, 4096)
+NixlTransfer("quiet", fd, 4096, staging_bytes=4096).close()
+assert "torch" not in sys.modules
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "file"], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+def test_a_forked_child_is_refused(transfer: NixlTransfer) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            with transfer.exclusive():
+                os._exit(1)
+        except TransferError as error:
+            os._exit(0 if "cannot be used after a fork" in str(error) else 2)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

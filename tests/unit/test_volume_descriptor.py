@@ -1,0 +1,82 @@
+"""What a volume descriptor may say, and where its file may lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_agent.descriptor import BLOCK_BYTES_MAX, VolumeDescriptor, validate
+from storage_agent.errors import VolumeError
+
+
+def descriptor(path: Path | str, **fields: Any) -> VolumeDescriptor:
+    return VolumeDescriptor(**{"id": "fast", "path": str(path), "capacity_blocks": 8, "block_bytes_max": 4096, **fields})
+
+
+def test_a_path_inside_an_allowed_root_comes_back_resolved(tmp_path: Path) -> None:
+    assert validate(descriptor(tmp_path / "a" / ".." / "fast.slab"), [tmp_path]) == tmp_path.resolve() / "fast.slab"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"id": "Fast"}, "a-z, 0-9 and '-'"),
+        ({"id": ""}, "1 to 64"),
+        ({"id": "f" * 65}, "1 to 64"),
+        ({"id": "fast\n"}, "1 to 64"),
+        ({"tier": 2}, "tier is 2"),
+        ({"tier": 5}, "tier is 5"),
+        ({"capacity_blocks": 0}, "capacity_blocks is 0"),
+        ({"block_bytes_max": 0}, "block_bytes_max is 0"),
+        ({"block_bytes_max": BLOCK_BYTES_MAX + 1}, f"block_bytes_max is {BLOCK_BYTES_MAX + 1}"),
+        ({"speed_rank": -1}, "speed_rank is -1"),
+        ({"low_watermark": 0.0}, "low_watermark 0.0"),
+        ({"low_watermark": 0.9, "high_watermark": 0.9}, "high_watermark 0.9"),
+        ({"high_watermark": 1.01}, "high_watermark 1.01"),
+        ({"high_watermark": float("nan")}, "high_watermark nan"),
+    ],
+)
+def test_a_field_out_of_range_is_named_with_its_value(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(VolumeError, match=said):
+        validate(descriptor(tmp_path / "fast.slab", **fields), [tmp_path])
+
+
+def test_a_path_outside_every_root_names_path_and_roots_and_remedy(tmp_path: Path) -> None:
+    roots = [tmp_path / "one", tmp_path / "two"]
+    outside = tmp_path / "one" / ".." / "fast.slab"
+    with pytest.raises(VolumeError) as caught:
+        validate(descriptor(outside), roots)
+    for said in (str(outside), str(roots[0]), str(roots[1]), "allowed_roots"):
+        assert said in str(caught.value)
+
+
+def test_a_symbolic_link_out_of_the_root_is_refused(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    (root / "folder").symlink_to(elsewhere)
+    (root / "file").symlink_to(elsewhere / "fast.slab")
+    for path in (root / "folder" / "fast.slab", root / "file"):
+        with pytest.raises(VolumeError, match="outside the allowed roots"):
+            validate(descriptor(path), [root])
+
+
+def test_a_root_that_is_a_link_allows_what_it_points_to(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    assert validate(descriptor(link / "fast.slab"), [link]) == real.resolve() / "fast.slab"
+
+
+def test_the_root_itself_is_no_file_for_a_volume(tmp_path: Path) -> None:
+    with pytest.raises(VolumeError, match="outside the allowed roots"):
+        validate(descriptor(tmp_path), [tmp_path])
+
+
+def test_no_allowed_root_or_a_path_that_is_none_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(VolumeError, match="name one in allowed_roots"):
+        validate(descriptor(tmp_path / "fast.slab"), [])
+    with pytest.raises(VolumeError, match="cannot be resolved"):
+        validate(descriptor(str(tmp_path / "fast\0slab")), [tmp_path])
