@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from advisor.views import ProducerView, Summary, VolumeView
+
+LabelValues = TypeVar("LabelValues", bound=tuple[str, ...])
 
 _COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -46,10 +49,10 @@ class Family(Collector):
         with self._lock:
             self._values[labels] = value
 
-    def replace(self, values: Mapping[tuple[str, ...], float]) -> None:
+    def replace(self, values: Mapping[LabelValues, float]) -> None:
         """Take `values` for all there are; other labels are gone."""
         with self._lock:
-            self._values = dict(values)
+            self._values = {labels: value for labels, value in values.items()}  # noqa: C416 - widens the key type
 
     def collect(self) -> Iterable[Metric]:
         family = self._kind(self._name, self._text, labels=self._labels)

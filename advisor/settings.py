@@ -225,14 +225,14 @@ def _variables(model: type[BaseModel], prefix: str) -> dict[str, bool]:
     variables = {}
     for key, field in model.model_fields.items():
         variable = prefix + key.upper()
-        section, is_list = _section(field)
+        section, is_list = section_of(field)
         variables[variable] = section is None
         if section is not None and not is_list:
             variables |= _variables(section, variable + NESTED)
     return variables
 
 
-def _section(field: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
+def section_of(field: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
     """The section that a field holds, if it holds one, and whether it holds a list of them."""
     is_list = get_origin(field.annotation) is tuple
     annotation = get_args(field.annotation)[0] if is_list else field.annotation
@@ -289,7 +289,7 @@ def _fields_beside(location: tuple[str | int, ...]) -> list[str]:
     model: type[BaseModel] = AdvisorSettings
     for part in location[:-1]:
         if isinstance(part, str):
-            section, _ = _section(model.model_fields[part])
+            section, _ = section_of(model.model_fields[part])
             assert section is not None
             model = section
     return list(model.model_fields)

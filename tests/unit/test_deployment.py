@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from advisor.demo_config import load_engine_settings
 from advisor.settings import load_settings
+from storage_agent.config import load_settings as load_agent_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +53,16 @@ def test_nothing_is_reachable_from_outside_the_host() -> None:
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:"), name
     assert load_settings(ROOT / "deploy" / "advisor.toml", {}).api.host == "127.0.0.1"
+
+
+def test_advisor_listens_to_the_engine_and_commands_its_agent() -> None:
+    engine = load_engine_settings(ROOT / "deploy" / "engine.toml")
+    agent = load_agent_settings(ROOT / "deploy" / engine.agent_file)
+    advisor = load_settings(ROOT / "deploy" / "advisor.toml", {})
+    assert {source.url for source in advisor.sources} == {engine.events_url, agent.event_url}
+    assert [(each.name, each.command_url) for each in advisor.agents] == [(agent.name, agent.command_url)]
+    (state,) = {volume for volume in compose()["services"]["engine"]["volumes"] if volume.startswith("state:")}
+    assert [str(root) for root in agent.allowed_roots] == [state.split(":")[1]]
 
 
 def test_prometheus_scrapes_the_port_that_the_advisor_listens_on() -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from advisor.errors import SettingsError
 from advisor.policies.tiering import Limits
-from advisor.settings import AdvisorSettings, PolicySettings, _section, load_settings
+from advisor.settings import AdvisorSettings, PolicySettings, load_settings, section_of
 
 FULL = """
 directory = "state"
@@ -263,7 +263,7 @@ def documented_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
     """Each setting's key as the documentation spells it, and its default."""
     keys = {}
     for key, field in model.model_fields.items():
-        section, is_list = _section(field)
+        section, is_list = section_of(field)
         if section is not None:
             keys |= documented_keys(section, f"{prefix}{key}{'[]' if is_list else ''}.")
         else:
