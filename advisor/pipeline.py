@@ -122,16 +122,20 @@ class LogThread(threading.Thread):
             self._wake_out.close()
 
     def _loop(self) -> None:
+        while not self._stopping.is_set():
+            if not any(self._receive_once()):
+                self._poll()
+        # What was submitted before the stop is still logged, so that no step that was taken is missing.
+        self._receive_once()
+
+    def _poll(self) -> None:
+        # Anew each time: a resend that was asked for has a socket of its own.
         poller = zmq.Poller()
         poller.register(self._wake_out, zmq.POLLIN)
         for subscriber in self._subscribers.values():
             for pollable in subscriber.pollables():
                 poller.register(pollable, zmq.POLLIN)
-        while not self._stopping.is_set():
-            if not any(self._receive_once()):
-                poller.poll(POLL_MS)
-        # What was submitted before the stop is still logged, so that no step that was taken is missing.
-        self._receive_once()
+        poller.poll(POLL_MS)
 
     def _receive_once(self) -> tuple[int, int]:
         """One round over controls and subscribers; returns how many of each were logged."""

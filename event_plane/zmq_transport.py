@@ -221,7 +221,8 @@ class ZmqSubscriber:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._asks.clear()
+                while self._asks:
+                    self._end_ask(next(iter(self._asks)))
                 self._context.destroy(linger=0)
 
     def _connect(self, kind: int, place: PlaneUrl, queue_batches: int) -> zmq.Socket[bytes]:
