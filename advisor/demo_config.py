@@ -118,6 +118,8 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     """By volume."""
     blocks_recomputed: int = 0
     """Blocks of prompts that were found nowhere."""
+    blocks_computed: int = 0
+    """Those, and the blocks of answers."""
     wrong_blocks: int = 0
     """Blocks found whose bytes were not those that were computed for them. Must be 0."""
     gets_missed: int = 0

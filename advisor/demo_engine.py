@@ -103,6 +103,7 @@ class DemoEngine:
             blocks_host=counters.onboarded_host,
             blocks_volume=dict(counters.loaded),
             blocks_recomputed=self._blocks_recomputed,
+            blocks_computed=counters.registered,
             wrong_blocks=self._wrong_blocks,
             gets_missed=counters.load_misses[Result.MISS],
             gets_failed={reason: n for reason, n in counters.load_misses.items() if reason != Result.MISS},

@@ -59,9 +59,5 @@ class BlockRegistry:
     def __contains__(self, key: object) -> bool:
         return key in self._slots
 
-    def __len__(self) -> int:
-        """Distinct keys."""
-        return len(self._slots)
-
     def keys(self) -> list[BlockKey]:
         return list(self._slots)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from event_plane.hashing import SequenceHasher, Tokens
-from event_plane.schema import Namespace
 from kvbm_core.config import KvbmConfig
 from kvbm_core.identity import BlockIdentity
 from storage_agent.port import BlockKey
@@ -20,10 +19,6 @@ class TokenBlockSequence:
         self.blocks: list[BlockIdentity] = []
         """Every full block so far, root first."""
         self.extend(tokens)
-
-    @property
-    def namespace(self) -> Namespace:
-        return self._namespace
 
     def extend(self, tokens: Tokens) -> list[BlockIdentity]:
         """Append token ids (each a u32; `ValueError` otherwise) and return the blocks that they complete, in order."""

@@ -65,6 +65,7 @@ def test_blocks_come_back_right_from_every_tier_and_every_block_is_accounted_for
     found = report.blocks_device + report.blocks_host + sum(report.blocks_volume.values())
     assert found + report.blocks_recomputed == prompt_blocks
     assert report.puts["fast"] <= 1_024
+    assert sum(report.puts.values()) == report.blocks_computed > report.blocks_recomputed
     assert report.gets_failed == {}
     assert report.puts_refused == {}
     assert report.device_blocks_used <= 256
