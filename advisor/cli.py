@@ -101,3 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for line in str(error).splitlines():
             print(f"kvadvisor: {line}", file=sys.stderr)
         sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

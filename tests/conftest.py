@@ -12,10 +12,10 @@ import pytest
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real captures and traces; it lies beside the checkout and is never copied into it."""
-    named = os.environ.get("KVADVISOR_SHARED_DATA")
+    named = os.environ.get("SHARED_DATA")
     folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
     if not (folder / "README.md").is_file():
-        pytest.skip(f"{folder} is absent: set KVADVISOR_SHARED_DATA to the folder with captures/ and traces/")
+        pytest.skip(f"{folder} is absent: set SHARED_DATA to the folder with captures/ and traces/")
     return folder
 
 

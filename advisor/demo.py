@@ -1,0 +1,345 @@
+"""`kvadvisor demo`: an engine with its storage agent in one process, the advisor in another, and a live status view.
+
+This process only starts, watches and stops the two; both die with it. All they make lies in one folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from advisor.demo_config import EngineReport, demo_agent_toml, demo_engine_toml
+from advisor.demo_view import status_view, summary_table
+from advisor.errors import AdvisorError
+from advisor.verify import ADVISOR_FILE, AGENT_FILE, verify
+from event_plane.recording import detect_format
+
+ENGINE_FILE = "engine.toml"
+PORT_DEFAULT = 8470
+START_S_MAX = 60.0
+STOP_S_MAX = 20.0
+REFRESH_S = 0.5
+PLAIN_LINE_S = 5.0
+"""Where standard output is no terminal, a line this often takes the place of the live view."""
+
+
+class DemoError(AdvisorError):
+    """The demo cannot start, or one of its processes ended by itself; the message holds what that one said."""
+
+
+def demo(
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="End by itself after so many seconds.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Keep everything here, for `kvadvisor verify DIR`.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Serve this Mooncake trace (.jsonl, .jsonl.gz) instead of chats and agents.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Port of the admin view. [default: 8470, or any if taken]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
+) -> None:
+    """Watch the product do its job: an engine, two volumes, the advisor moving blocks between them."""
+    console = Console()
+    if trace is not None and detect_format(trace) != "trace":
+        raise DemoError(f"{trace} is a capture of events, not a trace of requests: use `kvadvisor replay` for it")
+    with _folder(directory) as folder, _stop_signals() as stop:
+        _write_settings(folder, _port(port))
+        console.print(f"kvadvisor demo: engine, storage agent and advisor in {folder}")
+        with contextlib.ExitStack() as children:
+            advisor = children.enter_context(_Child("advisor", folder, _advisor_command(folder)))
+            engine = children.enter_context(_Child("engine", folder, _engine_command(folder, seed, trace)))
+            url = _admin_url(advisor, [advisor, engine], stop)
+            watch = Watch(url, engine)
+            if url:
+                console.print(f"admin page: [link={url}]{url}[/link]   (Ctrl-C stops the demo)")
+                _show(console, watch, [advisor, engine], stop, seconds)
+            engine.stop()
+            watch.settle()
+            advisor.stop()
+        console.print(summary_table(watch.state))
+        verify(folder)
+        report = watch.state.report
+        if report is not None and report.wrong_blocks:
+            raise DemoError(f"{report.wrong_blocks} blocks were read with wrong bytes: please report this")
+
+
+# -- folder and settings
+
+
+@contextlib.contextmanager
+def _folder(directory: Path | None) -> Iterator[Path]:
+    if directory is not None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as fault:
+            raise DemoError(f"{directory} cannot be made ({fault.strerror}): choose another folder") from fault
+        yield directory.resolve()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="kvadvisor-demo-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_settings(folder: Path, admin_port: int) -> None:
+    core, agent, command = _free_ports()
+    files = {
+        AGENT_FILE: demo_agent_toml(
+            agent_events_url=f"zmq+tcp://127.0.0.1:{agent}", command_url=f"tcp://127.0.0.1:{command}"
+        ),
+        ENGINE_FILE: demo_engine_toml(core_events_url=f"zmq+tcp://127.0.0.1:{core}", agent_file=AGENT_FILE),
+        ADVISOR_FILE: _advisor_toml(core, agent, command, admin_port),
+    }
+    for name, content in files.items():
+        # Whole or not at all: a run that was killed here leaves a folder that `verify` can read.
+        part = folder / f"{name}.part"
+        try:
+            part.write_text(content)
+            part.replace(folder / name)
+        except OSError as fault:
+            raise DemoError(f"{folder / name} cannot be written ({fault.strerror}): choose another folder") from fault
+
+
+def _advisor_toml(core: int, agent: int, command: int, admin_port: int) -> str:
+    return f"""\
+directory = "advisor"
+tick_interval_s = 2.0
+
+[api]
+port = {admin_port}
+
+[[sources]]
+name = "core"
+url = "zmq+tcp://127.0.0.1:{core}"
+dialect = "kvadvisor"
+
+[[sources]]
+name = "agent"
+url = "zmq+tcp://127.0.0.1:{agent}"
+dialect = "kvadvisor"
+
+[[agents]]
+name = "demo-agent"
+command_url = "tcp://127.0.0.1:{command}"
+
+[policy]
+promote_touches = 2
+promote_moves_max = 256
+demote_moves_max = 2048
+moves_open_max = 4096
+"""
+
+
+def _port(asked: int | None) -> int:
+    """The port asked for; by default ours where it is free, else any."""
+    if asked is not None:
+        return asked
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", PORT_DEFAULT))
+        except OSError:
+            return 0
+    return PORT_DEFAULT
+
+
+def _free_ports() -> tuple[int, int, int]:
+    """Ports for the core's events, the agent's and its commands; the port after each of the first two is free too."""
+    found: list[int] = []
+    for _ in range(1_000):
+        with socket.socket() as probe, socket.socket() as beside:
+            probe.bind(("127.0.0.1", 0))
+            first = int(probe.getsockname()[1])
+            with contextlib.suppress(OSError, OverflowError):
+                beside.bind(("127.0.0.1", first + 1))
+                if not {first - 1, first, first + 1} & set(found):
+                    found.append(first)
+        if len(found) == 3:
+            return found[0], found[1], found[2]
+    raise DemoError("no three free ports on 127.0.0.1: stop something that listens there")
+
+
+# -- processes
+
+
+class _Child:
+    """A process of the demo. It has a process group of its own: Ctrl-C reaches the demo alone, which stops it."""
+
+    def __init__(self, name: str, folder: Path, command: list[str]) -> None:
+        self.name = name
+        self.lines: deque[str] = deque(maxlen=64)
+        """What it last said on standard output."""
+        self._errors = folder / f"{name}.err"
+        self._command = command
+
+    def __enter__(self) -> _Child:
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                process_group=0,
+                text=True,
+            )
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _read(self, output: IO[str]) -> None:
+        for line in output:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def require_running(self) -> None:
+        """Raises `DemoError` with its last words if it has ended."""
+        if self.ended:
+            said = [line for line in self._errors.read_text().splitlines() if line.strip()]
+            words = said[-1] if said else "it said nothing"
+            raise DemoError(f"the {self.name} ended with status {self._process.returncode}: {words}")
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL. Idempotent."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_S_MAX)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._reader.join(1.0)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _advisor_command(folder: Path) -> list[str]:
+    arguments = ["serve", "--config", str(folder / ADVISOR_FILE), "--parent", str(os.getpid())]
+    return [sys.executable, "-m", "advisor.cli", *arguments]
+
+
+def _engine_command(folder: Path, seed: int, trace: Path | None) -> list[str]:
+    arguments = ["--config", str(folder / ENGINE_FILE), "--parent", str(os.getpid()), "--seed", str(seed)]
+    if trace is not None:
+        arguments += ["--trace", str(trace)]
+    return [sys.executable, "-m", "advisor.demo_engine", *arguments]
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    stop = threading.Event()
+    before = {n: signal.signal(n, lambda *_: stop.set()) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _admin_url(advisor: _Child, children: list[_Child], stop: threading.Event) -> str:
+    """The admin page's address, once the advisor has said it and the engine has reported; empty if stopped before."""
+    deadline = time.monotonic() + START_S_MAX
+    while time.monotonic() < deadline and not stop.wait(0.05):
+        for child in children:
+            child.require_running()
+        if advisor.lines and all(child.lines for child in children):
+            return next((word for word in advisor.lines[0].split() if word.startswith("http://")), "")
+    if stop.is_set():
+        return ""
+    raise DemoError(f"the demo did not start within {START_S_MAX:.0f} s: is this machine very busy?")
+
+
+# -- what is shown
+
+
+@dataclass(slots=True)
+class WatchedState:
+    """The newest answers of the admin API and the engine's newest report."""
+
+    summary: dict[str, Any] = field(default_factory=dict)
+    volumes: list[dict[str, Any]] = field(default_factory=list)
+    moves: dict[str, Any] = field(default_factory=dict)
+    report: EngineReport | None = None
+
+
+class Watch:
+    """Polls the admin API, as any client would, and the engine's reports."""
+
+    def __init__(self, url: str, engine: _Child) -> None:
+        self.state = WatchedState()
+        self._url = url
+        self._engine = engine
+
+    def look(self) -> None:
+        """Refresh what answers; what does not stays as it was."""
+        if self._url:
+            with contextlib.suppress(urllib.error.URLError, TimeoutError, ConnectionError):
+                self.state.summary = self._get("summary")
+                self.state.volumes = self._get("volumes")
+                self.state.moves = self._get("moves?limit=5")
+        if self._engine.lines:
+            with contextlib.suppress(msgspec.DecodeError):
+                self.state.report = msgspec.json.decode(self._engine.lines[-1], type=EngineReport)
+
+    def settle(self) -> None:
+        """Once the engine has stopped: wait a moment until the advisor has folded what it was sent."""
+        events = -1
+        for _ in range(10):
+            self.look()
+            if not self.state.summary or self.state.summary["events_total"] == events:
+                return
+            events = self.state.summary["events_total"]
+            time.sleep(0.3)
+
+    def _get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self._url}api/v1/{path}", timeout=2.0) as answer:
+            return json.load(answer)
+
+
+def _show(
+    console: Console, watch: Watch, children: list[_Child], stop: threading.Event, seconds: float | None
+) -> None:
+    started_s = time.monotonic()
+    ends_s = started_s + seconds if seconds is not None else float("inf")
+    live_view = Live(console=console, auto_refresh=False, transient=True)
+    with live_view if console.is_terminal else contextlib.nullcontext() as live:
+        plain_due_s = started_s
+        while not stop.is_set() and time.monotonic() < ends_s:
+            for child in children:
+                child.require_running()
+            watch.look()
+            if live is not None:
+                live.update(status_view(watch.state), refresh=True)
+            elif time.monotonic() >= plain_due_s:
+                plain_due_s += PLAIN_LINE_S
+                console.print(status_view(watch.state))
+            stop.wait(max(0.0, min(REFRESH_S, ends_s - time.monotonic())))
