@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from event_plane.errors import TransportError
 from event_plane.schema import DEPTH_UNKNOWN, TIER_ALL, EventRecord, EventType, RecordFlag, producer_id
@@ -95,8 +96,9 @@ class Announcer:
         if already or self._thread is None:
             return
         self._thread.join()
-        self.flush_accesses()
-        self.flush()
+        with suppress(TransportError):  # the publisher was closed first: nobody is left to tell
+            self.flush_accesses()
+            self.flush()
 
     def _publish(
         self, volume: VolumeDescriptor, event_type: EventType, headers: Sequence[SlotHeader], flags: RecordFlag

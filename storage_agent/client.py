@@ -94,7 +94,8 @@ class AgentClient:
                 socket.send_multipart([number, payload], zmq.NOBLOCK)
                 answer = self._wait_for(socket, number)
             except zmq.ZMQError as error:
-                raise AgentUnreachable(f"agent at {self.command_url} cannot be asked: {error.strerror}") from error
+                reason = zmq.strerror(error.errno or 0)
+                raise AgentUnreachable(f"agent at {self.command_url} cannot be asked: {reason}") from error
             finally:
                 if answer is None:  # an interrupt too: its late answer must not meet the next question
                     self._disconnect()
@@ -119,10 +120,9 @@ class AgentClient:
 
     def _connect(self) -> zmq.Socket[bytes]:
         if self._socket is None:
-            socket = self._context.socket(zmq.DEALER)
-            socket.linger = 0
-            socket.connect(self.command_url)
-            self._socket = socket
+            self._socket = self._context.socket(zmq.DEALER)
+            self._socket.linger = 0
+            self._socket.connect(self.command_url)
         return self._socket
 
     def _disconnect(self) -> None:

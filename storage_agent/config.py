@@ -76,11 +76,15 @@ def scan_volumes(settings: AgentSettings) -> Iterator[tuple[VolumeDescriptor, It
     """Each volume with its slots as they lie on it, headers and payloads checked, independent of any agent's table.
 
     Takes no lock and writes nothing; run it while no agent has the volumes open, or puts under way may look torn.
-    Use up a volume's reports before asking for the next volume. Raises `VolumeError` when a volume cannot be opened.
+    A volume is opened when its first report is asked for, which raises `VolumeError` if it cannot be.
     """
-    for descriptor in settings.volumes:
-        slab = open_slab_read_only(descriptor, validate(descriptor, settings.allowed_roots))
-        try:
-            yield descriptor, (report for report, _ in slab.scan(check_payloads=True))
-        finally:
-            slab.close()
+    return ((descriptor, _reports(descriptor, settings)) for descriptor in settings.volumes)
+
+
+def _reports(descriptor: VolumeDescriptor, settings: AgentSettings) -> Iterator[SlotReport]:
+    slab = open_slab_read_only(descriptor, validate(descriptor, settings.allowed_roots))
+    try:
+        for report, _ in slab.scan(check_payloads=True):
+            yield report
+    finally:
+        slab.close()

@@ -17,7 +17,7 @@ class SlabFormatError(StorageAgentError):
     """A page of a slab that is not what it should be."""
 
 
-class CorruptBlock(StorageAgentError):  # noqa: N818 - reads as what happened
+class CorruptBlock(StorageAgentError):
     """A block whose bytes on the volume are not those that were put. Its copy is freed; the block is a miss."""
 
 
@@ -45,9 +45,9 @@ class ServiceError(StorageAgentError):
     """The command socket cannot be opened as asked."""
 
 
-class AgentUnreachable(StorageAgentError):  # noqa: N818 - reads as what happened
+class AgentUnreachable(StorageAgentError):
     """The agent did not answer in time. A command may still have run: ask again with the same command id."""
 
 
-class CommandRefused(StorageAgentError):  # noqa: N818 - reads as what happened
+class CommandRefused(StorageAgentError):
     """The agent answered that it will not run the command, and why."""

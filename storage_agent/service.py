@@ -64,8 +64,9 @@ class AgentService:
             self._router.bind(command_url)
         except zmq.ZMQError as error:
             self._close_sockets()
+            reason = zmq.strerror(error.errno or 0)
             raise ServiceError(
-                f"command_url {command_url!r} cannot be bound: {error.strerror}; stop what uses it or choose another"
+                f"command_url {command_url!r} cannot be bound: {reason}; stop what uses it or choose another"
             ) from error
         self.command_url = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         """Where it listens, with the port that was chosen where `command_url` ended in `:*`."""

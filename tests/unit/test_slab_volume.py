@@ -36,9 +36,8 @@ def payload(number: int, size: int = BLOCK_BYTES) -> bytes:
 
 
 def block(number: int, size: int = BLOCK_BYTES) -> PutBlock:
-    return PutBlock(
-        key(number), NAMESPACE, memoryview(payload(number, size)), parent_hash=max(0, number - 1), depth=number, block_tokens=16
-    )
+    parent_hash = max(0, number - 1)
+    return PutBlock(key(number), NAMESPACE, memoryview(payload(number, size)), parent_hash, number, block_tokens=16)
 
 
 def descriptor(path: Path, **fields: Any) -> VolumeDescriptor:
@@ -274,7 +273,7 @@ def test_a_read_only_look_changes_no_byte(path: Path) -> None:
 
 def test_a_file_that_is_no_slab_is_left_alone(path: Path) -> None:
     path.write_bytes(b"somebody's notes" * 1000)
-    with pytest.raises(VolumeError, match="is not a slab .* left alone"), opened(path):
+    with pytest.raises(VolumeError, match=r"is not a slab .* left alone"), opened(path):
         pass
     assert path.read_bytes() == b"somebody's notes" * 1000
 

@@ -12,7 +12,8 @@ from storage_agent.errors import VolumeError
 
 
 def descriptor(path: Path | str, **fields: Any) -> VolumeDescriptor:
-    return VolumeDescriptor(**{"id": "fast", "path": str(path), "capacity_blocks": 8, "block_bytes_max": 4096, **fields})
+    sizes = {"capacity_blocks": 8, "block_bytes_max": 4096}
+    return VolumeDescriptor(**{"id": "fast", "path": str(path), **sizes, **fields})
 
 
 def test_a_path_inside_an_allowed_root_comes_back_resolved(tmp_path: Path) -> None:
