@@ -179,7 +179,7 @@ class StorageAgent:
     # Commands
 
     def copy(self, command_id: str, keys: Sequence[BlockKey], source: str, target: str) -> CommandOutcome:
-        """See `AgentPort.copy`. `present` for a block that `target` holds already."""
+        """See `AgentPort.copy`. `present` for a block that `target` holds already; that copy was verified too."""
         return self._run_once(command_id, lambda: self._copy(keys, source, target))
 
     def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey]) -> CommandOutcome:
@@ -279,13 +279,14 @@ class StorageAgent:
 
 def _copy_batch(keys: Sequence[BlockKey], source: SlabVolume, target: SlabVolume) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
-    wanted: list[int] = []
-    for index, key in enumerate(keys):
-        header = target.live_header(key)
-        if header is None:
-            wanted.append(index)
-        else:
-            outcomes[index] = Outcome(key, Result.PRESENT, target.descriptor.id, header.payload_bytes)
+    # The source may be freed on our word, so a copy that is there already is read and checked as a fresh one is.
+    present = target.read(keys, lambda number, header, payload: "")
+    for index, result in enumerate(present):
+        if result.outcome.result is Result.HIT:
+            outcomes[index] = Outcome(
+                keys[index], Result.PRESENT, target.descriptor.id, result.outcome.payload_bytes
+            )
+    wanted = [index for index in range(len(keys)) if index not in outcomes]
     blocks: dict[int, PutBlock] = {}
 
     def take(number: int, header: SlotHeader, payload: memoryview) -> str:

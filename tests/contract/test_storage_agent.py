@@ -225,6 +225,17 @@ def test_a_corrupt_source_is_not_copied_and_is_taken_out_of_service(
     assert (EventType.REMOVE, "slow", 1, 0) in life.events()
 
 
+def test_a_bad_copy_on_the_target_is_replaced_not_trusted(port: AgentPort, agent: StorageAgent, life: Life) -> None:
+    agent.put("fast", [block(1)])
+    agent.put("slow", [block(1)])
+    flip(life.folder / "slow.slab", slot=0)
+    assert results(port.copy("c1", keys(1), "fast", "slow").outcomes) == [Result.COPIED]
+    port.delete("d1", "fast", keys(1))
+    outcomes, bytes_read = get(agent, 1)
+    assert (outcomes[0].volume, bytes_read) == ("slow", [payload(1)])
+    assert agent.stat().volumes[1].corrupt_total == 1
+
+
 # Gets
 
 
