@@ -13,15 +13,15 @@ from pathlib import Path
 
 import msgspec
 import xxhash
-from event_plane.recording import TraceRequest, read_capture, read_trace
 
 from advisor.entries import EntryKind, LogEntry, SettingsEntry, Tick, VolumeEntry, encode_control
 from advisor.errors import AdvisorError
 from advisor.fold import Fold, Row
-from advisor.index import Key, PlaceKey
+from advisor.index import Block, Key, PlaceKey
 from advisor.intake import Intake, SourceFacts, Taken
 from advisor.policies.eviction import EVICTION_ORDERS
 from advisor.policies.tiering import POLICY_VERSION
+from event_plane.recording import TraceRequest, read_capture, read_trace
 from event_plane.schema import EventType, Namespace, Tier
 from event_plane.transport import Message
 
@@ -49,7 +49,7 @@ class TraceResult:
 class Trace:
     """A parsed trace: per request its time in ms, its prompt's tokens and its blocks' keys, root to leaf."""
 
-    requests: list[tuple[int, int, list[Key]]]
+    requests: list[tuple[float, int, list[Key]]]
 
     @property
     def accesses(self) -> int:
@@ -100,13 +100,13 @@ class TraceReplay:
         self._enter(EntryKind.VOLUME, encode_control(VolumeEntry(_descriptor(capacity_blocks), "replay", _PRODUCER)))
         self._cache = self.fold.index.place(PlaceKey(_PRODUCER, Tier.G3, _CACHE))
         self._run_blocks = self._run_tokens = self._hits = 0
-        self._now_ms = -1
+        self._now_ms = -1.0
 
-    def request(self, timestamp_ms: int, input_tokens: int, keys: list[Key]) -> None:
+    def request(self, timestamp_ms: float, input_tokens: int, keys: list[Key]) -> None:
         """One request at its arrival."""
         if timestamp_ms != self._now_ms:
             self._now_ms = timestamp_ms
-            self._enter(EntryKind.TICK, encode_control(Tick(now_us=timestamp_ms * 1000)))
+            self._enter(EntryKind.TICK, encode_control(Tick(now_us=int(timestamp_ms * 1000))))
         if not keys:
             return
         index, cache = self.fold.index, self._cache
@@ -116,23 +116,32 @@ class TraceReplay:
         self._run_blocks += run
         self._run_tokens += run * TRACE_BLOCK_TOKENS if run <= last else last * TRACE_BLOCK_TOKENS + last_tokens
         parent = 0
+        # Rows wait until an eviction needs the order that they make: a request's blocks are all different.
+        rows: list[Row] = []
+        victim: Block | None = None
+        room = self.capacity_blocks - len(cache.blocks)
         for depth, key in enumerate(keys):
             tokens = TRACE_BLOCK_TOKENS if depth < last else last_tokens
-            if index.get(key) is not None:
+            block = index.blocks.get(key)
+            if block is not None and block.placements and block is not victim:
                 self._hits += 1
-                self._fold_row(_row(EventType.ACCESS, key, parent, depth, tokens))
+                rows.append(_row(_ACCESS, key, parent, depth, tokens))
             else:
-                if len(cache.blocks) >= self.capacity_blocks:
+                if room:
+                    room -= 1
+                else:
+                    self._fold_rows(rows)
                     victim = next(cache.coldest())
-                    self._fold_row(_row(EventType.REMOVE, victim.key, 0, victim.depth, 0))
-                self._fold_row(_row(EventType.STORE, key, parent, depth, tokens))
+                    rows = [_row(_REMOVE, victim.key, 0, victim.depth, 0)]
+                rows.append(_row(_STORE, key, parent, depth, tokens))
             parent = key.sequence_hash
+        self._fold_rows(rows)
 
     def result(self) -> TraceResult:
         return TraceResult(self.policy, self.capacity_blocks, self._run_blocks, self._run_tokens, self._hits)
 
-    def _fold_row(self, row: Row) -> None:
-        self.fold.apply_rows(_PRODUCER, self._namespaces, (_CACHE,), (row,))
+    def _fold_rows(self, rows: list[Row]) -> None:
+        self.fold.apply_rows(_PRODUCER, self._namespaces, (_CACHE,), rows)
 
     _namespaces = (Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id,)
 
@@ -154,6 +163,7 @@ def _descriptor(capacity_blocks: int) -> dict[str, object]:
 
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
+_STORE, _REMOVE, _ACCESS = int(EventType.STORE), int(EventType.REMOVE), int(EventType.ACCESS)
 
 
 def _row(event_type: int, key: Key, parent: int, depth: int, tokens: int) -> Row:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from event_plane.recording import detect_format
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -30,6 +29,7 @@ from advisor.replay import (
     replay_capture,
     replay_trace,
 )
+from event_plane.recording import detect_format
 
 DEFAULT_POLICIES = ("lru", "lfu")
 DEFAULT_CAPACITIES = (1_000, 5_859, 10_000, 30_000, 50_000, 100_000)

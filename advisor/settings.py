@@ -22,8 +22,6 @@ from event_plane.transport import parse_url
 
 ENVIRONMENT_PREFIX = "KVADVISOR_"
 NESTED = "__"
-NOT_SETTINGS = frozenset({"KVADVISOR_SHARED_DATA"})
-"""Variables with our prefix that are no settings: where the tests find real captures and traces."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 
@@ -179,7 +177,7 @@ class _Environment(EnvSettingsSource):
 
 
 def _is_setting(variable: str) -> bool:
-    return variable.upper().startswith(ENVIRONMENT_PREFIX) and variable.upper() not in NOT_SETTINGS
+    return variable.upper().startswith(ENVIRONMENT_PREFIX)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

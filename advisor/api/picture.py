@@ -14,7 +14,7 @@ from advisor.views import (
     VolumeView,
 )
 
-MOVES_SHOWN = 20
+MOVES_READ = 256
 PRODUCERS_SHOWN = 100
 VOLUMES_SHOWN = 100
 SPARK_SECONDS = 120
@@ -22,7 +22,7 @@ SPARK_SECONDS = 120
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """`samples` are the last two minutes, oldest first. Lists are cut to what a page shows."""
+    """`samples` are the last two minutes, oldest first. Lists are cut to what a page works with."""
 
     summary: Summary
     volumes: list[VolumeView]
@@ -37,7 +37,7 @@ def take_picture(reader: AdvisorReader) -> Picture:
     return Picture(
         summary=reader.summary(),
         volumes=reader.volumes()[:VOLUMES_SHOWN],
-        moves=reader.moves(limit=MOVES_SHOWN),
+        moves=reader.moves(limit=MOVES_READ),
         producers=reader.producers()[:PRODUCERS_SHOWN],
         samples=reader.samples(seconds=SPARK_SECONDS),
         checks=reader.checks(),

@@ -22,8 +22,11 @@ class ListQuery(Query):
     limit: Limit = ANSWER_ROWS_MAX
 
 
+MOVES_ROWS = 50
+
+
 class MovesQuery(Query):
-    limit: Limit = 50
+    limit: Limit = MOVES_ROWS
 
 
 class BlocksQuery(Query):

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from advisor.api.feed import LiveFeed
 from advisor.api.problems import documented
-from advisor.api.queries import BlocksQuery, EventsQuery, ListQuery, MovesQuery, SamplesQuery
+from advisor.api.queries import MOVES_ROWS, BlocksQuery, EventsQuery, ListQuery, MovesQuery, SamplesQuery
 from advisor.views import (
     AdvisorReader,
     BlockPage,
@@ -119,7 +119,7 @@ def api_routes(reader: AdvisorReader, feed: LiveFeed) -> APIRouter:
             position = str(picture.summary.position)
             yield ServerSentEvent(event="summary", data=picture.summary, id=position)
             yield ServerSentEvent(event="volumes", data=picture.volumes, id=position)
-            yield ServerSentEvent(event="moves", data=picture.moves, id=position)
+            yield ServerSentEvent(event="moves", data=_newest(picture.moves, MOVES_ROWS), id=position)
             yield ServerSentEvent(event="producers", data=picture.producers, id=position)
             if picture.samples:
                 yield ServerSentEvent(event="sample", data=picture.samples[-1], id=position)
@@ -135,6 +135,10 @@ def stream_place(feed: LiveFeed) -> Callable[[], Iterator[None]]:
             yield
 
     return hold
+
+
+def _newest(moves: MovesView, limit: int) -> MovesView:
+    return MovesView(moves=moves.moves[:limit], refusals=moves.refusals[:limit])
 
 
 def _first(rows: Sequence[Row], limit: int, response: Response) -> list[Row]:

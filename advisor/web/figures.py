@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from advisor.api.picture import Picture
-from advisor.views import MovesView, OriginView, Sample
+from advisor.views import MovesView, MoveView, OriginView, RefusalView, Sample
 from advisor.web import formats
 
 SPARK_WIDTH = 96
@@ -30,18 +30,23 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """One line of the list of moves and refusals. `block_bytes` is None for a refusal."""
+    """One line of the list: blocks that one plan moved the same way, in one state, or refused for one volume.
+
+    `hash`, `at_us` and `reason` are the newest block's. `block_bytes` is their sum, None for refusals.
+    """
 
     id: str
     at_us: int
     kind: str
     state: str
     hash: str
-    tenant: str
+    blocks: int
+    tenants: list[str]
     source: str
     target: str
     block_bytes: int | None
     reason: str
+    other_reasons: list[str]
     note: str
 
     @property
@@ -136,21 +141,37 @@ def six_figures(picture: Picture) -> list[Figure]:
 
 
 def activities(moves: MovesView, limit: int) -> list[Activity]:
-    """Moves by their last change and refusals by their time, newest first."""
-    lines = [
-        Activity(
-            id=f"move-{move.id}", at_us=move.changed_us, kind=move.kind, state=move.state, hash=move.hash,
-            tenant=move.tenant, source=move.source, target=move.target, block_bytes=move.block_bytes,
-            reason=move.reason, note=move.note,
-        )
-        for move in moves.moves
-    ]
-    lines += [
-        Activity(
-            id=f"refusal-{refusal.at_us}-{refusal.hash}", at_us=refusal.at_us, kind="", state="refused",
-            hash=refusal.hash, tenant=refusal.tenant, source="", target=refusal.volume, block_bytes=None,
-            reason=refusal.reason, note="",
-        )
-        for refusal in moves.refusals
-    ]
+    """Moves by their last change and refusals by their time, newest first, like ones of one plan on one line."""
+    moved: dict[tuple[object, ...], list[MoveView]] = {}
+    for move in moves.moves:
+        plan = (move.planned_us, move.kind, move.state, move.source, move.target, move.note)
+        moved.setdefault(plan, []).append(move)
+    refused: dict[tuple[int, str], list[RefusalView]] = {}
+    for refusal in moves.refusals:
+        refused.setdefault((refusal.at_us, refusal.volume), []).append(refusal)
+    lines = [_moved_line(group) for group in moved.values()] + [_refused_line(group) for group in refused.values()]
     return sorted(lines, key=lambda line: line.at_us, reverse=True)[:limit]
+
+
+def _moved_line(group: Sequence[MoveView]) -> Activity:
+    newest = max(group, key=lambda move: move.changed_us)
+    return Activity(
+        id=f"move-{newest.id}", at_us=newest.changed_us, kind=newest.kind, state=newest.state, hash=newest.hash,
+        blocks=len(group), tenants=_distinct(move.tenant for move in group), source=newest.source,
+        target=newest.target, block_bytes=sum(move.block_bytes for move in group), reason=newest.reason,
+        other_reasons=_distinct(move.reason for move in group if move.reason != newest.reason), note=newest.note,
+    )
+
+
+def _refused_line(group: Sequence[RefusalView]) -> Activity:
+    first = group[0]
+    return Activity(
+        id=f"refusal-{first.at_us}-{first.hash}", at_us=first.at_us, kind="", state="refused", hash=first.hash,
+        blocks=len(group), tenants=_distinct(refusal.tenant for refusal in group), source="", target=first.volume,
+        block_bytes=None, reason=first.reason,
+        other_reasons=_distinct(refusal.reason for refusal in group if refusal.reason != first.reason), note="",
+    )
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return sorted(set(texts))

@@ -7,12 +7,14 @@ from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from advisor.api.picture import MOVES_SHOWN, Picture
+from advisor.api.picture import Picture
 from advisor.web import formats
 from advisor.web.figures import SPARK_HEIGHT, SPARK_WIDTH, activities, origin_total, reused_share, six_figures
 
 FRAGMENTS = ("status", "notices", "figures", "origin", "volumes", "moves", "producers")
 """Parts of the overview that change: the element with this id holds `templates/fragments/NAME.html`."""
+
+ACTIVITIES_SHOWN = 12
 
 VENDOR = "/static/vendor/"
 
@@ -50,6 +52,6 @@ class Pages:
             "prompt_blocks": origin_total(picture.summary.origin),
             "reused": reused_share(picture.summary.origin),
             "volumes": picture.volumes,
-            "activities": activities(picture.moves, MOVES_SHOWN),
+            "activities": activities(picture.moves, ACTIVITIES_SHOWN),
             "producers": picture.producers,
         }

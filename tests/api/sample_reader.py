@@ -90,6 +90,9 @@ def _moves() -> MovesView:
                   reason="2nd touch; 512 blocks of this prefix are already on nvme-b"),
             _move(4, kind="drop", state="freed", source="nvme-b", target="", tenant="rag-legal",
                   reason="coldest leaf; a verified copy is on s3-archive"),
+            *(_move(3, id=f"more-{number}", hash=block_hash(1_000 + number), kind="promote", state="copying",
+                    source="s3-archive", target="nvme-b", tenant="agents", reason="3rd touch; beside its parent")
+              for number in range(40)),
             _move(6, state="aborted", tenant="code", reason="4th touch in 2 min",
                   note="the copy's checksum was wrong; lustre-01 still holds it"),
         ],

@@ -132,6 +132,18 @@ def test_lost_stream_says_since_when_and_recovers(chromium: Browser, reader: Sam
         again.stop()
 
 
+def test_stream_refused_at_first_is_opened_later(chromium: Browser, served: Served) -> None:
+    context = chromium.new_context()
+    context.set_default_timeout(20_000)
+    page = context.new_page()
+    page.route("**/live", lambda route: route.fulfill(status=503, body=""))
+    page.goto(served.url)
+    expect(page.locator("#lost")).to_be_visible()
+    page.unroute("**/live")
+    expect(page.locator("#lost")).to_be_hidden()
+    context.close()
+
+
 def test_empty_service_says_what_will_appear(chromium: Browser) -> None:
     with serving(SampleReader.empty()) as served:
         watched = opened(chromium, served.url)

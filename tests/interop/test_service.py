@@ -36,7 +36,7 @@ def eventually(holds: Callable[[], bool], what: str, seconds: float = 20.0) -> N
 
 def stores(hashes: range) -> list[EventRecord]:
     return [
-        EventRecord(EventType.STORE, 1, h, NAMESPACE, "gpu", parent_hash=h - 1, depth=h - 1, block_size=64, block_tokens=16)
+        EventRecord(EventType.STORE, 1, h, NAMESPACE, "gpu", h - 1, depth=h - 1, block_size=64, block_tokens=16)
         for h in hashes
     ]
 
@@ -140,7 +140,7 @@ def test_settings_changes_and_ticks_are_in_the_log(tmp_path: Path, urls: tuple[s
     for touches in (2, 3):
         changed = settings_for(tmp_path, urls, policy=PolicySettings(promote_touches=touches))
         with AdvisorService(changed) as service:
-            eventually(lambda: service.fold.now_us > 0, "a tick")  # noqa: B023
+            eventually(lambda: service.fold.now_us > 0, "a tick")
     fold = fold_log(tmp_path)
     assert fold.limits.promote_touches == 3
     assert fold.digest() == service.fold.digest()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sample_reader import SampleReader
 
-from advisor.api.picture import MOVES_SHOWN, take_picture
-from advisor.views import OriginView
+from advisor.api.picture import take_picture
+from advisor.views import MovesView, OriginView
 from advisor.web.figures import SPARK_HEIGHT, SPARK_WIDTH, activities, reused_share, six_figures, spark_points
 
 
@@ -54,8 +54,33 @@ def test_six_figures_of_an_empty_service_have_no_sparkline_and_no_false_ratio() 
 
 
 def test_moves_and_refusals_are_one_list_newest_first() -> None:
-    lines = activities(take_picture(SampleReader()).moves, MOVES_SHOWN)
+    lines = activities(SampleReader().moves_view, 12)
     assert [line.state for line in lines] == ["kept", "verified", "copying", "freed", "refused", "aborted"]
     assert [line.tone for line in lines] == ["settled", "open", "open", "settled", "stopped", "stopped"]
     assert [line.at_us for line in lines] == sorted((line.at_us for line in lines), reverse=True)
-    assert len(activities(take_picture(SampleReader()).moves, 2)) == 2
+    assert len(activities(SampleReader().moves_view, 2)) == 2
+
+
+def test_like_moves_of_one_plan_are_one_line_with_their_sum() -> None:
+    move = SampleReader().moves_view.moves[0]
+    others = [
+        move.model_copy(update={"id": "a", "hash": "a" * 32, "tenant": "agents", "reason": "4th touch in 9 s"}),
+        move.model_copy(update={"id": "b", "hash": "b" * 32, "changed_us": move.changed_us + 1}),
+        move.model_copy(update={"id": "c", "state": "copying"}),
+        move.model_copy(update={"id": "d", "planned_us": move.planned_us - 1}),
+    ]
+    lines = activities(MovesView(moves=[move, *others], refusals=[]), 12)
+    assert [(line.id, line.blocks) for line in lines] == [("move-b", 3), ("move-c", 1), ("move-d", 1)]
+    assert lines[0].block_bytes == 3 * move.block_bytes
+    assert lines[0].tenants == ["agents", "support-bot"]
+    assert lines[0].reason == move.reason
+    assert lines[0].other_reasons == ["4th touch in 9 s"]
+
+
+def test_refusals_of_one_moment_for_one_volume_are_one_line() -> None:
+    refusal = SampleReader().moves_view.refusals[0]
+    other_volume = refusal.model_copy(update={"volume": "nvme-b"})
+    lines = activities(MovesView(moves=[], refusals=[refusal, refusal, other_volume]), 12)
+    assert [(line.target, line.blocks, line.state) for line in lines] == [
+        ("nvme-a", 2, "refused"), ("nvme-b", 1, "refused"),
+    ]

@@ -111,10 +111,6 @@ def test_environment_alone_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert settings.api.port == 1
 
 
-def test_variable_of_the_tests_is_no_setting(config: Path) -> None:
-    assert load_settings(config, {"KVADVISOR_SHARED_DATA": "/data"}) == load_settings(config, {})
-
-
 def test_direct_construction_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVADVISOR_TICK_INTERVAL_S", "9")
     assert AdvisorSettings(directory=Path("/state")).tick_interval_s == 2.0

@@ -10,7 +10,7 @@
   let samples = [];
 
   const colour = (selector, property) => getComputedStyle(document.querySelector(selector))[property];
-  const percent = (share) => (share == null ? NOTHING : `${(share * 100).toPrecision(3)} %`);
+  const percent = (share) => (share == null ? NOTHING : `${share === 0 ? 0 : (share * 100).toPrecision(3)} %`);
   const clock = (second) => `${new Date(second * 1000).toISOString().slice(11, 19)} UTC`;
 
   function perSecond(value) {
@@ -108,6 +108,11 @@
     ctx.restore();
   }
 
+  // A label at the left edge would run into those of the other axis.
+  function hours(plot, splits) {
+    return splits.map((split) => (plot.valToPos(split, "x") < 20 ? "" : clock(split).slice(0, 8)));
+  }
+
   function data(chart) {
     return [samples.map((sample) => sample.time_s), ...chart.values()];
   }
@@ -128,7 +133,7 @@
       tzDate: (second) => uPlot.tzDate(new Date(second * 1000), "Etc/UTC"),
       scales: { y: { range: chart.range } },
       axes: [
-        { ...axis, grid: { show: false }, space: 80, size: 24, values: (_, splits) => splits.map((split) => clock(split).slice(0, 8)) },
+        { ...axis, grid: { show: false }, space: 80, size: 24, values: hours },
         { ...axis, grid: chart.linesOnTop ? { show: false } : grid, space: 36, size: 46, splits: chart.splits, values: chart.ticks },
       ],
       series: [{}, ...chart.series()],
