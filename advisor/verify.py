@@ -200,11 +200,21 @@ def _compare(descriptor: VolumeDescriptor, slots: Iterable[Slot], fold: Fold, fr
 
 def _table(findings: list[VolumeFinding]) -> Table:
     table = Table(title="Volumes against the log", title_justify="left")
-    table.add_column("volume")
-    for column in ("slots", "live", "free", "torn", "logged", "lost", "doubled", "leaked", "explained", "unknown"):
-        table.add_column(column, justify="right")
-    for f in findings:
-        found = (f.slots, f.live, f.free, f.torn, f.logged)
-        faults = (len(f.lost), len(f.doubled), f.leaked)
-        table.add_row(f.volume, *(f"{figure:,}" for figure in (*found, *faults, f.explained, f.unknown)))
+    table.add_column("slots")
+    for finding in findings:
+        table.add_column(finding.volume, justify="right")
+    rows = {
+        "in all": [f.slots for f in findings],
+        "live": [f.live for f in findings],
+        "free": [f.free for f in findings],
+        "torn: a put cut off before its acknowledgement": [f.torn for f in findings],
+        "in the log": [f.logged for f in findings],
+        "unknown to the log": [f.unknown for f in findings],
+        "gone as a logged move said": [f.explained for f in findings],
+        "lost": [len(f.lost) for f in findings],
+        "doubled": [len(f.doubled) for f in findings],
+        "leaked": [f.leaked for f in findings],
+    }
+    for name, figures in rows.items():
+        table.add_row(name, *(f"{figure:,}" for figure in figures))
     return table
