@@ -1,0 +1,374 @@
+"""What every transport must do, on the real thing: ZeroMQ over TCP and a socket file, and memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from event_plane.connect import open_publisher, open_subscriber
+from event_plane.errors import TransportError
+from event_plane.publishing import BatchPublisher
+from event_plane.schema import Batch, EventRecord, EventType, Namespace
+from event_plane.transport import Message, Publisher, ResendEnd, Subscriber
+from event_plane.wire import decode
+from tests.ports import free_ports
+
+PRODUCER = 7
+PATIENCE_S = 30.0
+Place = tuple[str, str | None]
+PublishAt = Callable[..., BatchPublisher]
+Subscribe = Callable[[], Subscriber]
+
+
+def stores(*blocks: int) -> list[EventRecord]:
+    return [EventRecord(EventType.STORE, 1, block, Namespace(model="m"), "gpu:0") for block in blocks]
+
+
+def blocks_of(batches: list[Batch]) -> list[int]:
+    return [int(block) for batch in batches for block in batch.records["sequence_hash_lo"]]
+
+
+@pytest.fixture(params=["zmq+tcp", "zmq+ipc", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """URL and resend URL."""
+    events, resends = free_ports(2)
+    places: dict[str, Place] = {
+        "zmq+tcp": (f"zmq+tcp://127.0.0.1:{events}", f"zmq+tcp://127.0.0.1:{resends}"),
+        "zmq+ipc": (f"zmq+ipc://{tmp_path}/events", None),
+        "memory": (f"memory://contract-{events}", None),
+    }
+    return places[str(request.param)]
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def publish_at(opened: ExitStack, place: Place) -> PublishAt:
+    def publish_at(**options: Any) -> BatchPublisher:
+        return opened.enter_context(closing(open_publisher(*place, producer=PRODUCER, epoch=3, **options)))
+
+    return publish_at
+
+
+@pytest.fixture
+def subscribe(opened: ExitStack, place: Place) -> Subscribe:
+    return lambda: opened.enter_context(closing(open_subscriber("engine", *place)))
+
+
+def receive_until(
+    subscriber: Subscriber, done: Callable[[list[Message | ResendEnd]], bool]
+) -> list[Message | ResendEnd]:
+    """Everything that comes until `done`; fails the test after a long time."""
+    received: list[Message | ResendEnd] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not done(received):
+        assert time.monotonic() < deadline, f"only {len(received)} messages came"
+        poller = zmq.Poller()
+        for pollable in subscriber.pollables():
+            poller.register(pollable, zmq.POLLIN)
+        poller.poll(100)
+        received += subscriber.receive(16)
+    return received
+
+
+def resend(subscriber: Subscriber, from_sequence: int, token: int = 1) -> list[Batch]:
+    """What one resend brings, up to its end."""
+    assert subscriber.ask_resend(from_sequence, token)
+    received = receive_until(subscriber, lambda got: ResendEnd("engine", token) in got)
+    return [decode(each.payload) for each in received if isinstance(each, Message)]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def attach_live(publisher: BatchPublisher, subscriber: Subscriber) -> int:
+    """Publish until the subscription stands. Returns the sequence of the first batch that came live."""
+    received: list[Message | ResendEnd] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not received:
+        assert time.monotonic() < deadline
+        publisher.publish(stores(1), flush=True)
+        time.sleep(0.01)
+        received = subscriber.receive(1)
+    assert isinstance(received[0], Message)
+    return received[0].transport_sequence
+
+
+def test_live_batches_come_in_order_and_undamaged(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher, subscriber = publish_at(), subscribe()
+    first = attach_live(publisher, subscriber)
+    for block in range(100, 120):
+        publisher.publish(stores(block, block + 1000), flush=True)
+    last = publisher.flush()
+    received = receive_until(
+        subscriber, lambda got: any(isinstance(each, Message) and each.transport_sequence == last for each in got)
+    )
+    messages = [each for each in received if isinstance(each, Message)]
+    assert [each.transport_sequence for each in messages] == list(range(first + 1, last + 1))
+    batches = [decode(each.payload) for each in messages]
+    assert [(batch.producer, batch.epoch, batch.sequence) for batch in batches] == [
+        (PRODUCER, 3, sequence) for sequence in range(first + 1, last + 1)
+    ]
+    expected = [each for block in range(100, 120) for each in (block, block + 1000)]
+    assert blocks_of(batches)[-40:] == expected
+    assert {each.source for each in messages} == {"engine"}
+
+
+def test_late_subscriber_gets_everything_buffered_and_then_the_end(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher = publish_at(flush_events=10)
+    publisher.publish(stores(*range(1, 2001)))
+    publisher.flush()
+    batches = resend(subscribe(), 0)
+    assert [batch.sequence for batch in batches] == list(range(200))
+    assert blocks_of(batches) == list(range(1, 2001))
+
+
+def test_resend_begins_where_it_is_asked_to(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher = publish_at(flush_events=1)
+    publisher.publish(stores(1, 2, 3, 4))
+    publisher.flush()
+    subscriber = subscribe()
+    assert [batch.sequence for batch in resend(subscriber, 2)] == [2, 3]
+    assert resend(subscriber, 99) == []
+    assert publisher.stat().resends == 2
+
+
+def test_resend_older_than_the_buffer_begins_with_the_oldest_kept(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher = publish_at(flush_events=1, buffer_batches=3)
+    publisher.publish(stores(*range(1, 11)))
+    publisher.flush()
+    assert [batch.sequence for batch in resend(subscribe(), 0)] == [7, 8, 9]
+    assert publisher.stat().buffered_batches == 3
+
+
+def test_buffer_is_bounded_by_bytes(publish_at: PublishAt) -> None:
+    publisher = publish_at(flush_events=1, buffer_bytes=1000)
+    publisher.publish(stores(*range(1, 11)))
+    publisher.flush()
+    stat = publisher.stat()
+    assert 0 < stat.buffered_bytes <= 1000
+    assert stat.batches == 10
+
+
+def test_second_ask_with_one_token_replaces_the_first(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher = publish_at(flush_events=1)
+    publisher.publish(stores(1, 2, 3), flush=True)
+    subscriber = subscribe()
+    subscriber.ask_resend(0, 5)
+    assert [batch.sequence for batch in resend(subscriber, 2, token=5)] == [2]
+
+
+def test_asks_with_different_tokens_end_each_for_itself(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher = publish_at(flush_events=1)
+    publisher.publish(stores(1, 2, 3), flush=True)
+    subscriber = subscribe()
+    assert subscriber.ask_resend(1, 5)
+    assert subscriber.ask_resend(2, 6)
+    received = receive_until(subscriber, lambda got: sum(isinstance(each, ResendEnd) for each in got) == 2)
+    assert sorted(each.transport_sequence for each in received if isinstance(each, Message)) == [1, 2, 2]
+    assert {each.token for each in received if isinstance(each, ResendEnd)} == {5, 6}
+
+
+def test_flush_names_the_batch_that_holds_what_was_published(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher = publish_at(flush_events=2, flush_interval_s=60)
+    assert publisher.flush() == -1
+    assert publisher.last_sequence == -1
+    publisher.publish(stores(1, 2, 3))
+    last = publisher.flush()
+    assert last == publisher.last_sequence == 1
+    assert publisher.flush() == 1
+    assert blocks_of(resend(subscribe(), last)) == [3]
+
+
+def test_age_flushes_without_anyone_asking(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher = publish_at(flush_interval_s=0.02)
+    publisher.publish(stores(1))
+    wait_for(lambda: publisher.last_sequence == 0)
+    assert blocks_of(resend(subscribe(), 0)) == [1]
+
+
+def test_acknowledgement_reaches_the_publisher(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher, subscriber = publish_at(flush_events=1), subscribe()
+    publisher.publish(stores(1, 2, 3), flush=True)
+    assert publisher.stat().acknowledged_sequence == -1
+    resend(subscriber, 0)
+    subscriber.acknowledge(PRODUCER, 3, 1)
+    wait_for(lambda: publisher.stat().acknowledged_sequence == 1)
+    subscriber.acknowledge(PRODUCER, 3, 2)
+    wait_for(lambda: publisher.stat().acknowledged_sequence == 2)
+    assert publisher.stat().acknowledging_subscribers == 1
+
+
+def test_acknowledgement_of_another_life_or_of_the_future_is_refused(
+    publish_at: PublishAt, subscribe: Subscribe
+) -> None:
+    publisher, subscriber = publish_at(flush_events=1), subscribe()
+    publisher.publish(stores(1))
+    publisher.flush()
+    resend(subscriber, 0)
+    for producer, epoch, sequence in ((PRODUCER, 4, 0), (PRODUCER + 1, 3, 0), (PRODUCER, 3, 1)):
+        subscriber.acknowledge(producer, epoch, sequence)
+    wait_for(lambda: publisher.stat().requests_refused == 3)
+    assert publisher.stat().acknowledged_sequence == -1
+
+
+def test_full_window_waits_and_then_goes_on_without_the_straggler(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher, subscriber = publish_at(flush_events=1, window_batches=2, window_wait_s=0.05), subscribe()
+    publisher.publish(stores(1), flush=True)
+    resend(subscriber, 0)
+    subscriber.acknowledge(PRODUCER, 3, 0)
+    wait_for(lambda: publisher.stat().acknowledging_subscribers == 1)
+    for block in (2, 3, 4):
+        publisher.publish(stores(block), flush=True)
+    assert publisher.stat().window_timeouts == 0
+    publisher.publish(stores(5), flush=True)
+    publisher.publish(stores(6), flush=True)
+    stat = publisher.stat()
+    assert (stat.window_timeouts, stat.acknowledging_subscribers, stat.batches) == (1, 0, 6)
+
+
+def test_acknowledgement_opens_the_window_for_a_waiting_publisher(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher, subscriber = publish_at(flush_events=1, window_batches=1, window_wait_s=PATIENCE_S), subscribe()
+    publisher.publish(stores(1), flush=True)
+    resend(subscriber, 0)
+    subscriber.acknowledge(PRODUCER, 3, 0)
+    wait_for(lambda: publisher.stat().acknowledging_subscribers == 1)
+    publisher.publish(stores(2, 3), flush=True)
+    waiting = threading.Thread(target=publisher.publish, args=(stores(4), True))
+    waiting.start()
+    subscriber.acknowledge(PRODUCER, 3, 2)
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+    assert publisher.last_sequence == 3
+    assert publisher.stat().window_timeouts == 0
+
+
+def test_many_threads_publish_each_event_once_and_in_its_threads_order(
+    publish_at: PublishAt, subscribe: Subscribe
+) -> None:
+    publisher = publish_at(flush_events=7)
+
+    def publish(thread: int) -> None:
+        for i in range(50):
+            publisher.publish(stores(thread * 1000 + i), flush=i % 10 == 0)
+
+    threads = [threading.Thread(target=publish, args=(thread,)) for thread in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    publisher.flush()
+    blocks = blocks_of(resend(subscribe(), 0))
+    assert sorted(blocks) == [thread * 1000 + i for thread in range(1, 5) for i in range(50)]
+    for number in range(1, 5):
+        own = [block for block in blocks if block // 1000 == number]
+        assert own == sorted(own)
+    assert publisher.stat().events == 200
+
+
+def test_event_that_no_batch_can_carry_is_refused_whole_and_the_publisher_lives_on(
+    publish_at: PublishAt, subscribe: Subscribe
+) -> None:
+    publisher = publish_at()
+    bad = stores(1, 2)
+    bad[1].depth = -1
+    with pytest.raises(ValueError, match="depth is -1"):
+        publisher.publish(bad)
+    publisher.publish(stores(3), flush=True)
+    assert blocks_of(resend(subscribe(), 0)) == [3]
+
+
+def test_place_in_use_is_one_clear_error(publish_at: PublishAt, place: Place) -> None:
+    publish_at()
+    with pytest.raises(TransportError, match=r"cannot publish on .* in use; .*choose another") as refused:
+        open_publisher(*place, producer=8)
+    assert "\n" not in str(refused.value)
+
+
+def test_place_is_free_again_after_close(publish_at: PublishAt, place: Place) -> None:
+    publish_at().close()
+    open_publisher(*place, producer=8).close()
+
+
+def test_close_sends_what_waits_and_ends_publishing(publish_at: PublishAt) -> None:
+    publisher = publish_at()
+    publisher.publish(stores(1))
+    publisher.close()
+    publisher.close()
+    assert publisher.last_sequence == 0
+    assert publisher.flush() == 0
+    with pytest.raises(TransportError, match="was closed"):
+        publisher.publish(stores(2))
+
+
+def test_closed_subscriber_is_silent(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publish_at().publish(stores(1), flush=True)
+    subscriber = subscribe()
+    subscriber.close()
+    subscriber.close()
+    subscriber.acknowledge(PRODUCER, 3, 0)
+    assert subscriber.pollables() == []
+    assert subscriber.receive(1) == []
+    assert not subscriber.ask_resend(0, 1)
+
+
+def test_receive_brings_no_more_than_asked_for(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publish_at(flush_events=1).publish(stores(*range(1, 30)), flush=True)
+    subscriber = subscribe()
+    subscriber.ask_resend(0, 1)
+    got: list[Message | ResendEnd] = []
+
+    def receive_some() -> bool:
+        some = subscriber.receive(3)
+        assert len(some) <= 3
+        got.extend(some)
+        return ResendEnd("engine", 1) in got
+
+    wait_for(receive_some)
+    assert len(got) == 30
+
+
+def test_subscriber_waits_for_a_publisher_that_starts_later(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    subscriber = subscribe()
+    subscriber.ask_resend(0, 1)
+    publisher = publish_at(flush_events=1)
+    received = receive_until(subscriber, lambda got: ResendEnd("engine", 1) in got)
+    assert received == [ResendEnd("engine", 1)]
+    attach_live(publisher, subscriber)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"flush_events": 0}, "0 events"),
+        ({"flush_interval_s": 61}, "61000000 µs"),
+        ({"buffer_batches": 0}, "0 batches"),
+        ({"window_batches": 0}, "window of 0"),
+        ({"epoch": 2**64}, "epoch"),
+    ],
+)
+def test_option_out_of_range_is_named_and_opens_nothing(place: Place, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        open_publisher(*place, producer=PRODUCER, **options)
+    open_publisher(*place, producer=PRODUCER).close()
+
+
+def test_implementations_keep_the_protocols(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher: Publisher = publish_at()
+    assert (publisher.producer, publisher.epoch) == (PRODUCER, 3)
+    assert isinstance(subscribe(), Subscriber)

@@ -1,0 +1,65 @@
+"""Transport URLs: what they mean, and one clear sentence for each that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from event_plane.errors import TransportError
+from event_plane.transport import PlaneUrl, parse_url, resend_url_beside
+
+
+@pytest.mark.parametrize(
+    ("url", "parsed", "endpoint"),
+    [
+        ("zmq+tcp://127.0.0.1:5557", PlaneUrl("zmq+tcp", host="127.0.0.1", port=5557), "tcp://127.0.0.1:5557"),
+        ("zmq+tcp://[::1]:5557", PlaneUrl("zmq+tcp", host="::1", port=5557), "tcp://[::1]:5557"),
+        ("zmq+ipc:///run/kv/events", PlaneUrl("zmq+ipc", path="/run/kv/events"), "ipc:///run/kv/events"),
+        ("zmq+ipc://events", PlaneUrl("zmq+ipc", path="events"), "ipc://events"),
+    ],
+)
+def test_zeromq_urls_name_an_endpoint(url: str, parsed: PlaneUrl, endpoint: str) -> None:
+    assert parse_url(url) == parsed
+    assert parsed.endpoint == endpoint
+    assert str(parsed) == url
+
+
+def test_memory_url_names_a_channel() -> None:
+    assert parse_url("memory://engine") == PlaneUrl("memory", path="engine")
+    assert str(PlaneUrl("memory", path="engine")) == "memory://engine"
+
+
+@pytest.mark.parametrize(
+    ("url", "beside"),
+    [
+        ("zmq+tcp://127.0.0.1:5557", "zmq+tcp://127.0.0.1:5558"),
+        ("zmq+tcp://127.0.0.1:0", "zmq+tcp://127.0.0.1:0"),
+        ("zmq+ipc:///run/events", "zmq+ipc:///run/events.resend"),
+        ("memory://engine", "memory://engine"),
+    ],
+)
+def test_resends_are_beside_the_events_by_default(url: str, beside: str) -> None:
+    assert str(resend_url_beside(parse_url(url))) == beside
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("zmq+tcp://127.0.0.1", "needs a host and a port"),
+        ("zmq+tcp://:5557", "needs a host and a port"),
+        ("zmq+tcp://127.0.0.1:5557/topic", "needs a host and a port"),
+        ("zmq+tcp://127.0.0.1:65536", "Port out of range"),
+        ("zmq+tcp://127.0.0.1:port", "cannot be read"),
+        ("zmq+ipc://", "names nothing: use zmq\\+ipc:///path"),
+        ("memory://", "names nothing: use memory://name"),
+        ("tcp://127.0.0.1:5557", "write zmq\\+tcp://127.0.0.1:5557"),
+        ("nats://127.0.0.1:4222/kv", "NATS comes with issue 3"),
+        ("jetstream://127.0.0.1:4222/kv", "NATS comes with issue 3"),
+        ("kafka://broker:9092", "unknown scheme 'kafka'"),
+        ("127.0.0.1:5557", "unknown scheme"),
+        ("", "unknown scheme ''"),
+    ],
+)
+def test_url_that_cannot_be_used_says_why_and_what_to_write(url: str, said: str) -> None:
+    with pytest.raises(TransportError, match=said) as refused:
+        parse_url(url)
+    assert "zmq+tcp://" in str(refused.value) or "zmq+ipc://" in str(refused.value) or "memory" in str(refused.value)
