@@ -63,6 +63,7 @@ class AdvisorService:
         self.samples: deque[tuple[int, Moment]] = deque(maxlen=SAMPLES_KEPT_MAX)
         self._agents = agents
         self._log: EventLog | None = None
+        self._clients: list[AgentClient] = []
         self._threads: list[threading.Thread] = []
         self._log_thread: LogThread | None = None
         self._mover: Mover | None = None
@@ -99,7 +100,9 @@ class AdvisorService:
         )
         agents = self._agents
         if agents is None:
-            agents = {a.name: AgentClient(a.command_url, timeout_s=a.timeout_s) for a in self.settings.agents}
+            clients = {a.name: AgentClient(a.command_url, timeout_s=a.timeout_s) for a in self.settings.agents}
+            self._clients = list(clients.values())
+            agents = clients
         self._mover = Mover(
             agents,
             self.fold,
@@ -151,6 +154,9 @@ class AdvisorService:
     def stop(self) -> None:
         """Stop the threads and close the log. Idempotent; what was acknowledged is in the log."""
         self.stopping.set()
+        for client in self._clients:
+            client.close()
+        self._clients = []
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(STOP_WAIT_S)

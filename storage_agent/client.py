@@ -28,6 +28,9 @@ from storage_agent.command_wire import (
 from storage_agent.errors import AgentUnreachable, CommandRefused
 from storage_agent.port import AgentStat, BlockKey, CommandOutcome
 
+_CLOSED_LOOK_MS = 100
+"""How often a waiting request looks whether the client was closed meanwhile."""
+
 
 class AgentClient:
     """Implements `port.AgentPort` over an agent's command socket. Thread-safe: one request at a time.
@@ -60,9 +63,9 @@ class AgentClient:
         return self._command(DeleteRequest(command_id, volume, keys_to_wire(keys)))
 
     def close(self) -> None:
-        """Waits for the request under way. Idempotent."""
+        """Ends the request under way with `AgentUnreachable`. Idempotent."""
+        self._closed = True
         with self._lock:
-            self._closed = True
             self._disconnect()
             self._context.term()
 
@@ -111,7 +114,9 @@ class AgentClient:
     def _wait_for(self, socket: zmq.Socket[bytes], number: bytes) -> bytes | None:
         deadline = time.monotonic() + self._timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
-            if not socket.poll(int(left_s * 1000) + 1):
+            if self._closed:
+                raise AgentUnreachable(f"the client of {self.command_url} was closed while it waited")
+            if not socket.poll(min(int(left_s * 1000) + 1, _CLOSED_LOOK_MS)):
                 continue
             frames = socket.recv_multipart()
             if len(frames) == 2 and frames[0] == number:

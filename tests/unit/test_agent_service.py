@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -142,3 +143,16 @@ def test_a_command_too_long_for_the_socket_is_refused_by_the_client(service: Age
 def test_a_reply_of_something_that_is_no_agent_says_so() -> None:
     with pytest.raises(CommandRefused, match="is this the command port of an agent"):
         decode_reply(b"HTTP/1.1 400 Bad Request")
+
+
+def test_closing_a_client_ends_the_request_that_waits() -> None:
+    # A ROUTER that never answers: the request would wait for its whole timeout.
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as silent:
+        port = silent.bind_to_random_port("tcp://127.0.0.1")
+        client = AgentClient(f"tcp://127.0.0.1:{port}", timeout_s=600.0)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.stat)
+            assert silent.poll(5_000)
+            client.close()
+            with pytest.raises(AgentUnreachable, match="closed"):
+                waiting.result()
