@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from sample_reader import NOW_S, SampleReader
 from served import Served, serving
 
@@ -130,6 +130,23 @@ def test_lost_stream_says_since_when_and_recovers(chromium: Browser, reader: Sam
     finally:
         page.context.close()
         again.stop()
+
+
+def test_script_that_comes_late_still_opens_the_stream(
+    chromium: Browser, served: Served, reader: SampleReader
+) -> None:
+    context = chromium.new_context()
+    context.set_default_timeout(20_000)
+    page = context.new_page()
+    late: list[Route] = []
+    page.route("**/hx-sse.min.js", lambda route: late.append(route))
+    page.goto(served.url, wait_until="commit")
+    expect(page.locator(".kpi").first).to_contain_text("2.12 k")
+    page.wait_for_timeout(300)
+    late[0].continue_()
+    reader.summary_view = reader.summary_view.model_copy(update={"events_per_s": 8_640.0})
+    expect(page.locator(".kpi").first).to_contain_text("8.64 k")
+    context.close()
 
 
 def test_stream_refused_at_first_is_opened_later(chromium: Browser, served: Served) -> None:
