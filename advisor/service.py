@@ -202,11 +202,13 @@ class AdvisorService:
         """Ticks at their interval and a sample each second."""
         try:
             tick_s = sample_s = time.monotonic()
+            wall_s = time.time() - sample_s
             while not self.stopping.wait(max(0.0, min(tick_s, sample_s) - time.monotonic())):
                 moment = time.monotonic()
                 if moment >= sample_s:
+                    # The second it was due: two samples never share one, however late they come.
+                    self.samples.append((int(wall_s + sample_s), self.moment()))
                     sample_s += 1.0
-                    self.samples.append((int(time.time()), self.moment()))
                 if moment >= tick_s:
                     tick_s = moment + self.settings.tick_interval_s
                     self.submit(Tick(now_us())).result()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 def bytes_text(count: float) -> str:
-    """1536 → `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
+    """1536 → `1.54 kB`; decimal, as storage is sold and as the pages show it."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
             return f"{_figures(count)} {unit}"
-        count /= 1024
-    return f"{_figures(count)} TiB"
+        count /= 1000
+    return f"{_figures(count)} TB"
 
 
 def duration_text(seconds: float) -> str:

@@ -49,7 +49,7 @@ def test_block_is_promoted_from_its_second_touch_with_a_reason() -> None:
     shelf.put(shelf.slow, 2, touches=2, at_us=60_000_000)
     plan = shelf.plan()
     assert moves(plan) == [(MoveKind.PROMOTE, 2, "slow", "fast")]
-    assert plan.proposals[0].reason == "2nd touch in 40 s; 4 KiB"
+    assert plan.proposals[0].reason == "2nd touch in 40 s; 4.1 kB"
     assert [(r.key.sequence_hash, r.reason) for r in plan.refusals] == [(1, "1st touch of 2 needed")]
 
 
@@ -58,7 +58,7 @@ def test_reason_names_the_time_saved_once_both_volumes_are_measured() -> None:
     shelf.fast = shelf.volume("fast", 0, 10, read_bytes_per_s=4_096_000.0)
     shelf.slow = shelf.volume("slow", 1, 100, read_bytes_per_s=2_048_000.0)
     shelf.put(shelf.slow, 1, touches=3, at_us=60_000_000)
-    assert shelf.plan().proposals[0].reason == "3rd touch in 40 s; est. 1 ms saved a hit; 4 KiB"
+    assert shelf.plan().proposals[0].reason == "3rd touch in 40 s; est. 1 ms saved a hit; 4.1 kB"
 
 
 def test_parents_are_promoted_before_their_children_and_never_left_behind() -> None:
