@@ -223,10 +223,14 @@ class _Child:
 
     def require_running(self) -> None:
         """Raises `DemoError` with its last words if it has ended."""
-        if self.ended:
-            said = [line for line in self._errors.read_text().splitlines() if line.strip()]
-            words = said[-1] if said else "it said nothing"
-            raise DemoError(f"the {self.name} ended with status {self._process.returncode}: {words}")
+        if not self.ended:
+            return
+        status = self._process.returncode
+        if status < 0:
+            raise DemoError(f"the {self.name} was ended by {signal.Signals(-status).name}: start the demo again")
+        said = [line for line in self._errors.read_text().splitlines() if line.strip()]
+        words = said[-1] if said else "it said nothing"
+        raise DemoError(f"the {self.name} ended with status {status}: {words}")
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL. Idempotent."""
@@ -271,8 +275,9 @@ def _admin_url(advisor: _Child, children: list[_Child], stop: threading.Event) -
     while time.monotonic() < deadline and not stop.wait(0.05):
         for child in children:
             child.require_running()
-        if advisor.lines and all(child.lines for child in children):
-            return next((word for word in advisor.lines[0].split() if word.startswith("http://")), "")
+        words = [word for line in list(advisor.lines) for word in line.split() if word.startswith("http://")]
+        if words and all(child.lines for child in children):
+            return words[0]
     if stop.is_set():
         return ""
     raise DemoError(f"the demo did not start within {START_S_MAX:.0f} s: is this machine very busy?")
