@@ -140,7 +140,8 @@ class Fold:
         self.skipped: Counter[str] = Counter()
         """Records and entries that made no sense, by reason."""
         self._touched: dict[Block, None] = {}
-        self._plans_digest = b""
+        self.plans_digest = b""
+        """Chained over every plan made so far."""
 
     # -- entries
 
@@ -198,7 +199,7 @@ class Fold:
         )
         self.refusals.extend(RefusalNote(self.now_us, r.key, r.volume, r.reason) for r in plan.refusals)
         self.refusals_total += plan.refused
-        self._plans_digest = _digest([self._plans_digest, position, *_plan_rows(plan)])
+        self.plans_digest = _digest([self.plans_digest, position, *_plan_rows(plan)])
         return plan
 
     def _apply_step(self, step: MoveStep) -> None:
@@ -426,7 +427,7 @@ class Fold:
         rows: list[Any] = [
             [self.position, self.now_us, self.events_total, self.recomputed, self.refusals_total, self.policy_version],
             [sorted(self.paused), self.settings, sorted(self.skipped.items()), sorted(self.hits_by_tier.items())],
-            self._plans_digest,
+            self.plans_digest,
         ]
         for producer_id in sorted(self.producers):
             p = self.producers[producer_id]

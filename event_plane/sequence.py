@@ -9,6 +9,7 @@ producer says what follows (`OWN_VERDICTS`, `FOREIGN_VERDICTS`).
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -129,6 +130,19 @@ REASON_EPOCH_ENDED: Final = "epoch ended while held"
 REASON_KIND: Final = "producer is both foreign and our own"
 
 
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """What the gate remembers of one producer: its cursor, closed epochs, and (sequence, checksum) pairs kept."""
+
+    producer: int
+    foreign: bool
+    epoch: int | None
+    last: int
+    accepted: bool
+    closed: list[int]
+    checksums: list[tuple[int, int]]
+
+
 @dataclass(slots=True)
 class _Gap:
     """Open while arrivals are held. `nearest` is the lowest held; `attempts` counts the asks since it last shrank."""
@@ -200,6 +214,28 @@ class SequenceGate:
         self._resend_attempts_max = resend_attempts_max
         self._checksums_kept = checksums_kept
         self._streams: dict[int, _Stream] = {}
+
+    def export(self) -> list[StreamState]:
+        """What the gate remembers of each producer, without what is held: that is not in the log yet."""
+        return [
+            StreamState(
+                s.producer, s.foreign, s.epoch, s.last, s.accepted, sorted(s.closed), list(s.checksums.items())
+            )
+            for s in self._streams.values()
+        ]
+
+    def load(self, states: Iterable[StreamState]) -> None:
+        """Take up what `export` gave, before anything is restored or offered."""
+        for state in states:
+            self._streams[state.producer] = _Stream(
+                state.producer,
+                state.foreign,
+                state.epoch,
+                state.last,
+                state.accepted,
+                set(state.closed),
+                checksums=OrderedDict(state.checksums),
+            )
 
     def restore(
         self,

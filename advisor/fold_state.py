@@ -1,0 +1,191 @@
+"""The fold's state but for the index, as bytes: the part of a checkpoint that is small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from advisor.fold import Fold, ProducerState, RefusalNote, VolumeState
+from advisor.index import Key, PlaceKey
+from advisor.moves import Move, MoveKind, MoveState
+from advisor.policies.tiering import Limits
+from event_plane.schema import Namespace
+
+STATE_VERSION = 1
+
+
+class StateError(Exception):
+    """Bytes that are no state of this version; says which part."""
+
+
+class _Producer(msgspec.Struct, array_like=True):
+    producer: int
+    name: str
+    epoch: int
+    sequence: int
+    partial: bool
+    note: str
+    batches: int
+    events: int
+    gaps: int
+    epochs_closed: int
+
+
+class _Volume(msgspec.Struct, array_like=True):
+    descriptor: dict[str, Any]
+    agent: str
+    producer: int
+    rates: dict[str, float]
+
+
+class _Key(msgspec.Struct, array_like=True):
+    """MessagePack has no integers of 128 bits."""
+
+    namespace_id: int
+    group: int
+    sequence_hash: bytes
+
+
+class _Move(msgspec.Struct, array_like=True):
+    move_id: str
+    kind: MoveKind
+    key: _Key
+    source: str
+    target: str
+    block_bytes: int
+    reason: str
+    planned_us: int
+    changed_us: int
+    state: MoveState
+    note: str
+
+
+class _Refusal(msgspec.Struct, array_like=True):
+    at_us: int
+    key: _Key
+    volume: str
+    reason: str
+
+
+class _State(msgspec.Struct):
+    version: int
+    position: int
+    now_us: int
+    events_total: int
+    recomputed: int
+    refusals_total: int
+    policy_version: str
+    plans_digest: bytes
+    settings: dict[str, Any]
+    limits: Limits
+    paused: list[str]
+    skipped: dict[str, int]
+    hits_by_tier: dict[int, int]
+    namespaces: list[Namespace]
+    producers: list[_Producer]
+    volumes: list[_Volume]
+    moves_open: list[_Move]
+    moves_finished: list[_Move]
+    move_counts: list[tuple[MoveKind, MoveState, int]]
+    moved_bytes: int
+    refusals: list[_Refusal]
+
+
+def export_state(fold: Fold) -> bytes:
+    """Canonical bytes of everything but the index. Order that matters (volumes, moves, refusals) is kept."""
+    moves = fold.moves
+    return msgspec.msgpack.encode(
+        _State(
+            version=STATE_VERSION,
+            position=fold.position,
+            now_us=fold.now_us,
+            events_total=fold.events_total,
+            recomputed=fold.recomputed,
+            refusals_total=fold.refusals_total,
+            policy_version=fold.policy_version,
+            plans_digest=fold.plans_digest,
+            settings=fold.settings,
+            limits=fold.limits,
+            paused=sorted(fold.paused),
+            skipped=dict(fold.skipped),
+            hits_by_tier=dict(fold.hits_by_tier),
+            namespaces=list(fold.namespaces.values()),
+            producers=[
+                _Producer(
+                    producer_id, p.name, p.epoch, p.sequence, p.partial, p.note, p.batches, p.events, p.gaps,
+                    p.epochs_closed,
+                )
+                for producer_id, p in fold.producers.items()
+            ],
+            volumes=[_Volume(v.descriptor, v.agent, v.producer, v.rates) for v in fold.volumes.values()],
+            moves_open=[_from_move(move) for move in moves.open.values()],
+            moves_finished=[_from_move(move) for move in moves.finished],
+            move_counts=[(kind, state, count) for (kind, state), count in moves.counts.items()],
+            moved_bytes=moves.moved_bytes,
+            refusals=[_Refusal(r.at_us, _from_key(r.key), r.volume, r.reason) for r in fold.refusals],
+        )
+    )  # fmt: skip
+
+
+def restore_state(fold: Fold, state: bytes) -> None:
+    """Fill a fold that is new but for its index, which must be the one that was saved with this state.
+
+    Raises `StateError`, and then the fold must be thrown away.
+    """
+    try:
+        saved = msgspec.msgpack.decode(state, type=_State)
+    except msgspec.MsgspecError as fault:
+        raise StateError(f"the state cannot be read: {fault}") from fault
+    if saved.version != STATE_VERSION:
+        raise StateError(f"the state is of version {saved.version}, this program reads {STATE_VERSION}")
+    fold.position = saved.position
+    fold.now_us = saved.now_us
+    fold.events_total = saved.events_total
+    fold.recomputed = saved.recomputed
+    fold.refusals_total = saved.refusals_total
+    fold.policy_version = saved.policy_version
+    fold.plans_digest = saved.plans_digest
+    fold.settings = saved.settings
+    fold.limits = saved.limits
+    fold.paused = set(saved.paused)
+    fold.skipped.update(saved.skipped)
+    fold.hits_by_tier.update(saved.hits_by_tier)
+    fold.namespaces = {namespace.namespace_id: namespace for namespace in saved.namespaces}
+    fold.producers = {
+        p.producer: ProducerState(
+            p.name, p.epoch, p.sequence, p.partial, p.note, p.batches, p.events, p.gaps, p.epochs_closed
+        )
+        for p in saved.producers
+    }
+    for volume in saved.volumes:
+        volume_id, tier = str(volume.descriptor["id"]), int(volume.descriptor["tier"])
+        place = fold.index.place(PlaceKey(volume.producer, tier, volume_id))
+        fold.volumes[volume_id] = VolumeState(volume.descriptor, volume.agent, volume.producer, place, volume.rates)
+    fold.moves.add(_to_move(move) for move in saved.moves_open)
+    fold.moves.finished.extend(_to_move(move) for move in saved.moves_finished)
+    fold.moves.counts.update({(kind, state): count for kind, state, count in saved.move_counts})
+    fold.moves.moved_bytes = saved.moved_bytes
+    fold.refusals.extend(RefusalNote(r.at_us, _to_key(r.key), r.volume, r.reason) for r in saved.refusals)
+
+
+def _from_key(key: Key) -> _Key:
+    return _Key(key.namespace_id, key.group, key.sequence_hash.to_bytes(16, "little"))
+
+
+def _to_key(key: _Key) -> Key:
+    return Key(key.namespace_id, key.group, int.from_bytes(key.sequence_hash, "little"))
+
+
+def _from_move(move: Move) -> _Move:
+    return _Move(
+        move.move_id, move.kind, _from_key(move.key), move.source, move.target, move.block_bytes, move.reason,
+        move.planned_us, move.changed_us, move.state, move.note,
+    )  # fmt: skip
+
+
+def _to_move(move: _Move) -> Move:
+    return Move(
+        move.move_id, move.kind, _to_key(move.key), move.source, move.target, move.block_bytes, move.reason,
+        move.planned_us, move.changed_us, move.state, move.note,
+    )  # fmt: skip
