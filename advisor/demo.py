@@ -32,7 +32,8 @@ from rich.live import Live
 from advisor.demo_config import EngineReport, demo_agent_toml, demo_engine_toml
 from advisor.demo_view import status_view, summary_table
 from advisor.errors import AdvisorError
-from advisor.verify import ADVISOR_FILE, AGENT_FILE, verify
+from advisor.log_lock import WriterLock
+from advisor.verify import ADVISOR_FILE, AGENT_FILE, DEMO_NAME, verify
 from event_plane.recording import detect_format
 
 ENGINE_FILE = "engine.toml"
@@ -66,9 +67,11 @@ def demo(
     if trace is not None and detect_format(trace) != "trace":
         raise DemoError(f"{trace} is a capture of events, not a trace of requests: use `kvadvisor replay` for it")
     with _folder(directory) as folder, _stop_signals() as stop:
-        _write_settings(folder, _port(port))
-        console.print(f"kvadvisor demo: engine, storage agent and advisor in {folder}")
         with contextlib.ExitStack() as children:
+            # Two demos on one folder would overwrite each other's settings before either's log or volumes refuse.
+            children.callback(WriterLock(folder / DEMO_NAME).release)
+            _write_settings(folder, _port(port))
+            console.print(f"kvadvisor demo: engine, storage agent and advisor in {folder}")
             advisor = children.enter_context(_Child("advisor", folder, _advisor_command(folder)))
             engine = children.enter_context(_Child("engine", folder, _engine_command(folder, seed, trace)))
             url = _admin_url(advisor, [advisor, engine], stop)

@@ -108,6 +108,17 @@ def open_reader(path: Path) -> Engine:
     return engine
 
 
+def is_begun(path: Path) -> bool:
+    """Whether the file holds tables: a writer that was killed before its first transaction leaves none."""
+    engine = create_engine(reader_url(path))
+    _prepare(engine, _READER_PRAGMAS)
+    try:
+        with explained(path, "open"), engine.connect() as connection:
+            return bool(inspect(connection).get_table_names())
+    finally:
+        engine.dispose()
+
+
 def _prepare(engine: Engine, pragmas: tuple[str, ...]) -> None:
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: object) -> None:
