@@ -116,7 +116,7 @@ class AdvisorService:
             self.lock,
             groups,
             self._log_thread.unapplied,
-            stopping=self.stopping,
+            ended=self._log_thread.ended,
             fail=self._fail,
             applied=self._mover.wake,
         )
