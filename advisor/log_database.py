@@ -64,7 +64,7 @@ def require_file(path: Path) -> None:
 
 def reader_url(path: Path, driver: str = "sqlite") -> URL:
     """Opens the file, and the WAL that a killed writer left, without changing either."""
-    return URL.create(driver, database=path.as_uri(), query={"mode": "ro", "uri": "true"})
+    return URL.create(driver, database=path.absolute().as_uri(), query={"mode": "ro", "uri": "true"})
 
 
 @contextmanager

@@ -120,7 +120,7 @@ def verify(
     directory: Annotated[Path, typer.Argument(help="What `kvadvisor demo --dir` made, or a service's directory.")],
 ) -> None:
     """Check a stopped service's log against its volumes: nothing lost, doubled or leaked."""
-    console = Console()
+    console = Console(markup=False)
     if not directory.is_dir():
         raise VerifyError(f"{directory} is no folder: give the one of `demo --dir`, or `directory` of the settings")
     require_unlocked(directory / DEMO_NAME)
@@ -129,7 +129,7 @@ def verify(
     if log_path is None and not agent_path.is_file():
         if any(directory.iterdir()) and not lock_path(directory / DEMO_NAME).exists():
             raise VerifyError(f"{directory} holds neither {LOG_FILE} nor {AGENT_FILE}: it was made by something else")
-        console.print(f"{directory} holds no log and no volumes yet: nothing can be lost")
+        console.print(f"{directory} holds no log and no volumes yet: nothing can be lost", soft_wrap=True)
         return
     if log_path is not None:
         require_unlocked(log_path)
@@ -140,7 +140,7 @@ def verify(
         require_unlocked(log_path)
     fold.index.check()
     figures = f"{fold.position} log entries, {len(fold.index)} blocks, {len(fold.moves.open)} moves open"
-    console.print(f"{directory}: {figures}")
+    console.print(f"{directory}: {figures}", soft_wrap=True)
     if findings:
         console.print(_table(findings))
     for finding in findings:
