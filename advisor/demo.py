@@ -6,8 +6,10 @@ This process only starts, watches and stops the two; both die with it. All they 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -32,7 +34,8 @@ from rich.live import Live
 from advisor.demo_config import EngineReport, demo_agent_toml, demo_engine_toml
 from advisor.demo_view import status_view, summary_table
 from advisor.errors import AdvisorError
-from advisor.verify import ADVISOR_FILE, AGENT_FILE, verify
+from advisor.log_lock import WriterLock
+from advisor.verify import ADVISOR_FILE, AGENT_FILE, DEMO_NAME, verify
 from event_plane.recording import detect_format
 
 ENGINE_FILE = "engine.toml"
@@ -66,9 +69,12 @@ def demo(
     if trace is not None and detect_format(trace) != "trace":
         raise DemoError(f"{trace} is a capture of events, not a trace of requests: use `kvadvisor replay` for it")
     with _folder(directory) as folder, _stop_signals() as stop:
-        _write_settings(folder, _port(port))
-        console.print(f"kvadvisor demo: engine, storage agent and advisor in {folder}")
         with contextlib.ExitStack() as children:
+            # Two demos on one folder would overwrite each other's settings before either's log or volumes refuse.
+            children.callback(WriterLock(folder / DEMO_NAME).release)
+            _write_settings(folder, _port(port))
+            place = f"kvadvisor demo: engine, storage agent and advisor in {folder}"
+            console.print(place, markup=False, soft_wrap=True)
             advisor = children.enter_context(_Child("advisor", folder, _advisor_command(folder)))
             engine = children.enter_context(_Child("engine", folder, _engine_command(folder, seed, trace)))
             url = _admin_url(advisor, [advisor, engine], stop)
@@ -156,14 +162,22 @@ moves_open_max = 4096
 
 def _port(asked: int | None) -> int:
     """The port asked for; by default ours where it is free, else any."""
+    if asked is not None and not _is_free(asked):
+        raise DemoError(f"port {asked} of 127.0.0.1 is in use: stop what listens there, or leave --port out for any")
     if asked is not None:
         return asked
+    return PORT_DEFAULT if _is_free(PORT_DEFAULT) else 0
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
+        # As the admin view binds it: a connection of a demo before, still winding down, is no hindrance.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", PORT_DEFAULT))
-        except OSError:
-            return 0
-    return PORT_DEFAULT
+            probe.bind(("127.0.0.1", port))
+        except OSError as fault:
+            return fault.errno != errno.EADDRINUSE
+    return True
 
 
 def _free_ports() -> tuple[int, int, int]:
@@ -196,7 +210,7 @@ class _Child:
         self._command = command
 
     def __enter__(self) -> _Child:
-        with self._errors.open("w") as errors:
+        with self._open_errors() as errors:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -212,6 +226,12 @@ class _Child:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _open_errors(self) -> IO[str]:
+        try:
+            return self._errors.open("w")
+        except OSError as fault:
+            raise DemoError(f"{self._errors} cannot be made ({fault.strerror}): choose another folder") from fault
 
     def _read(self, output: IO[str]) -> None:
         for line in output:
@@ -229,7 +249,8 @@ class _Child:
         if status < 0:
             raise DemoError(f"the {self.name} was ended by {signal.Signals(-status).name}: start the demo again")
         said = [line for line in self._errors.read_text().splitlines() if line.strip()]
-        words = said[-1] if said else "it said nothing"
+        # Its command line's own prefix is not said twice.
+        words = re.sub(r"^kvadvisor[a-z ]*: ", "", said[-1]) if said else "it said nothing"
         raise DemoError(f"the {self.name} ended with status {status}: {words}")
 
     def stop(self) -> None:

@@ -47,6 +47,8 @@ class Taken:
     """(source, producer, epoch, sequence) to acknowledge once everything in `accepted` is durable."""
     resends: list[tuple[str, int]] = field(default_factory=list)
     """(source, first sequence) to ask for again."""
+    refused: list[str] = field(default_factory=list)
+    """Why messages could not be read at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,8 @@ class Intake:
             return Taken()
         ours = wire.is_batch(message.payload) if facts.dialect == "auto" else facts.dialect == "kvadvisor"
         arrival = self._ours(message) if ours else self._foreign(message, facts)
-        if arrival is None:
-            return Taken()
+        if isinstance(arrival, str):
+            return self._refuse(arrival, Taken())
         self._source_of[arrival.producer] = message.source
         self._name_of[arrival.producer] = arrival.item.name
         if not ours:
@@ -121,22 +123,26 @@ class Intake:
         """Deadlines of resends."""
         return self._carry_out(self.gate.tick(now_us))
 
-    def _ours(self, message: Message) -> Arrival | None:
+    def _refuse(self, why: str, taken: Taken) -> Taken:
+        self.refused[why] += 1
+        taken.refused.append(why)
+        return taken
+
+    def _ours(self, message: Message) -> Arrival | str:
+        """The arrival, or why there is none."""
         try:
             batch = wire.decode(message.payload)
         except WireError as fault:
-            self.refused[f"batch refused: {fault}"[:200]] += 1
-            return None
+            return f"batch refused: {fault}"[:200]
         item = _Item(message, message.source, batch)
         return Arrival(batch.producer, batch.epoch, batch.sequence, zlib.crc32(message.payload), item)
 
-    def _foreign(self, message: Message, facts: SourceFacts) -> Arrival | None:
+    def _foreign(self, message: Message, facts: SourceFacts) -> Arrival | str:
         dialect = self._dialect(facts)
         try:
             rank = dialect.rank(message.payload)
         except DialectError as fault:
-            self.refused[f"message refused: {fault}"[:200]] += 1
-            return None
+            return f"message refused: {fault}"[:200]
         topic = message.topic.decode("utf-8", "replace")
         name = "/".join(part for part in (facts.name, topic, f"dp{rank}") if part)
         item = _Item(message, name, None)
@@ -181,7 +187,7 @@ class Intake:
                 self.refused.update(skipped)
             except DialectError as fault:
                 # The sequence is consumed all the same, by an empty batch: the stream goes on.
-                self.refused[f"message refused: {fault}"[:200]] += 1
+                self._refuse(f"message refused: {fault}"[:200], taken)
                 batch = Batch(arrival.producer, action.epoch, arrival.sequence, _NO_RECORDS)
             payload, crc = wire.encode(batch), arrival.checksum
         taken.accepted.append(

@@ -8,14 +8,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, Row, Select, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from advisor.entries import EntryKind, LogEntry, NewEntry
+from advisor.entries import EntryKind, EventLog, LogEntry, NewEntry, decode_control
 from advisor.errors import LogError
 from advisor.log_database import database_path, explained, is_failure_of, open_reader, open_writer
 from advisor.log_lock import WriterLock
 from advisor.tables import entries, terms
+from event_plane import wire
+from event_plane.errors import WireError
+from event_plane.schema import Batch
 
 PAGE_ENTRIES_MAX = 1_024
 PAGE_BYTES_MAX = 8 * 1024 * 1024
@@ -38,6 +42,23 @@ def to_entry(row: Row[Any]) -> LogEntry:
         foreign_crc=row.foreign_crc,
         recorded_us=row.recorded_us,
     )
+
+
+def read_decoded(log: EventLog, path: Path) -> Iterator[tuple[LogEntry, Batch | None]]:
+    """All entries in order, each with its batch if it is one. Raises `LogError` naming an entry that is damaged."""
+    for entry in log.read():
+        batch = None
+        try:
+            if entry.kind is EntryKind.BATCH:
+                batch = wire.decode(entry.payload)
+            else:
+                decode_control(entry.payload)
+        except (WireError, msgspec.MsgspecError) as error:
+            raise LogError(
+                f"entry {entry.position} of {path} is damaged ({error}): restore a copy of the log, or start with "
+                "another directory"
+            ) from error
+        yield entry, batch
 
 
 class SqlLog:

@@ -64,7 +64,7 @@ def require_file(path: Path) -> None:
 
 def reader_url(path: Path, driver: str = "sqlite") -> URL:
     """Opens the file, and the WAL that a killed writer left, without changing either."""
-    return URL.create(driver, database=path.as_uri(), query={"mode": "ro", "uri": "true"})
+    return URL.create(driver, database=path.absolute().as_uri(), query={"mode": "ro", "uri": "true"})
 
 
 @contextmanager
@@ -106,6 +106,17 @@ def open_reader(path: Path) -> Engine:
         engine.dispose()
         raise
     return engine
+
+
+def is_begun(path: Path) -> bool:
+    """Whether the file holds tables: a writer that was killed before its first transaction leaves none."""
+    engine = create_engine(reader_url(path))
+    _prepare(engine, _READER_PRAGMAS)
+    try:
+        with explained(path, "open"), engine.connect() as connection:
+            return bool(inspect(connection).get_table_names())
+    finally:
+        engine.dispose()
 
 
 def _prepare(engine: Engine, pragmas: tuple[str, ...]) -> None:

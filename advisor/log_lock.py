@@ -10,6 +10,10 @@ from pathlib import Path
 from advisor.errors import LogError
 
 
+def lock_path(database: Path) -> Path:
+    return database.with_name(database.name + ".lock")
+
+
 class WriterLock:
     """Holds `<database>.lock` from construction to `release`.
 
@@ -18,7 +22,7 @@ class WriterLock:
     """
 
     def __init__(self, database: Path) -> None:
-        path = database.with_name(database.name + ".lock")
+        path = lock_path(database)
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -35,8 +39,7 @@ class WriterLock:
         except BlockingIOError as error:
             holder = os.pread(self._descriptor, 512, 0).decode(errors="replace").strip() or "another process"
             raise LogError(
-                f"{database} is already open for writing by {holder}: stop that one first, "
-                "or give this one a directory of its own"
+                f"{database} is in use by {holder}: stop that one first, or give this one a directory of its own"
             ) from error
         except OSError as error:
             raise LogError(f"{database}.lock cannot be locked ({error.strerror}): use a local file system") from error
@@ -56,7 +59,7 @@ class WriterLock:
 
 def require_unlocked(database: Path) -> None:
     """Raises `LogError` while a writer has the database; takes nothing and makes no file."""
-    path = database.with_name(database.name + ".lock")
+    path = lock_path(database)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

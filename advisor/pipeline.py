@@ -91,7 +91,12 @@ class LogThread(threading.Thread):
         self._stopping = stopping
         self._fail = fail
         self._committed = committed
+        self.ended = threading.Event()
+        """Nothing is logged any more."""
+        self._fold_is_behind = False
         self._controls: queue.SimpleQueue[tuple[NewEntry, Future[int]]] = queue.SimpleQueue()
+        self._submitting = threading.Lock()
+        """Held while a control is put in line, so that none is after the last was refused."""
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -101,10 +106,11 @@ class LogThread(threading.Thread):
     def submit(self, control: Control) -> Future[int]:
         """Log an entry of our own. The future gives its position once it is applied, or raises `StoppedError`."""
         future: Future[int] = Future()
-        if self._stopping.is_set():
-            future.set_exception(StoppedError("the service is stopping: nothing more is logged"))
-            return future
-        self._controls.put((control_entry(control), future))
+        with self._submitting:
+            if self._stopping.is_set() or self.ended.is_set():
+                future.set_exception(StoppedError("the service is stopping: nothing more is logged"))
+                return future
+            self._controls.put((control_entry(control), future))
         with contextlib.suppress(BlockingIOError, OSError):  # a full or closed pipe: the thread is awake or gone
             self._wake_in.send(b"x")
         return future
@@ -115,9 +121,9 @@ class LogThread(threading.Thread):
         except Exception as fault:  # noqa: BLE001 -- reported by the service, which stops everything
             self._fail(fault)
         finally:
+            self._refuse_waiting()
             for subscriber in self._subscribers.values():
                 subscriber.close()
-            self._refuse_waiting()
             self._wake_in.close()
             self._wake_out.close()
 
@@ -179,7 +185,12 @@ class LogThread(threading.Thread):
     ) -> None:
         started = time.perf_counter()
         recorded_us = now_us()
-        first = self._log.append(new, recorded_us)
+        try:
+            first = self._log.append(new, recorded_us)
+        except AdvisorError:
+            for _, future in waiting:
+                future.set_exception(StoppedError("the log could not take this"))
+            raise
         self.figures.commit_seconds_last = time.perf_counter() - started
         self._committed(self.figures.commit_seconds_last)
         self.figures.commits += 1
@@ -193,19 +204,22 @@ class LogThread(threading.Thread):
                 self.figures.seen_s[batch.producer] = moment
         group = Group(logged, [future for _, future in waiting], moment)
         self.unapplied.append(group)
-        while True:
+        while not self._fold_is_behind:
             try:
                 self._groups.put(group, timeout=0.2)
                 return
             except queue.Full:
                 if self._stopping.is_set():
+                    # Nothing that follows may be folded either: the fold skips no entry.
+                    self._fold_is_behind = True
                     _log.info("stopping with the fold behind; the log has what it lacks", position=first)
-                    return
 
     def _refuse_waiting(self) -> None:
-        while not self._controls.empty():
-            _, future = self._controls.get_nowait()
-            future.set_exception(StoppedError("the service stopped before this was logged"))
+        with self._submitting:
+            self.ended.set()
+            while not self._controls.empty():
+                _, future = self._controls.get_nowait()
+                future.set_exception(StoppedError("the service stopped before this was logged"))
 
 
 def _logged(position: int, entry: NewEntry, recorded_us: int) -> LogEntry:
@@ -223,7 +237,7 @@ def _logged(position: int, entry: NewEntry, recorded_us: int) -> LogEntry:
 
 
 class FoldThread(threading.Thread):
-    """Applies groups in order, each under the lock that readers share."""
+    """Applies groups in order, each under the lock that readers share. Ends when nothing more is logged."""
 
     def __init__(
         self,
@@ -232,22 +246,23 @@ class FoldThread(threading.Thread):
         groups: queue.Queue[Group],
         unapplied: deque[Group],
         *,
-        stopping: threading.Event,
+        ended: threading.Event,
         fail: Callable[[BaseException], None],
         applied: Callable[[], None],
     ) -> None:
+        """`ended`: the log thread's."""
         super().__init__(name="kvadvisor-fold", daemon=True)
         self._fold = fold
         self._lock = lock
         self._groups = groups
         self._unapplied = unapplied
-        self._stopping = stopping
+        self._ended = ended
         self._fail = fail
         self._applied = applied
 
     def run(self) -> None:
         try:
-            while not (self._stopping.is_set() and self._groups.empty()):
+            while not (self._ended.is_set() and self._groups.empty()):
                 try:
                     group = self._groups.get(timeout=0.1)
                 except queue.Empty:

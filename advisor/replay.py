@@ -21,7 +21,7 @@ from advisor.index import Block, Key, PlaceKey
 from advisor.intake import Intake, SourceFacts, Taken
 from advisor.policies.eviction import EVICTION_ORDERS
 from advisor.policies.tiering import POLICY_VERSION
-from event_plane.recording import TraceRequest, read_capture, read_trace
+from event_plane.recording import TraceRequest, capture_dialect, read_capture, read_trace
 from event_plane.schema import EventType, Namespace, Tier
 from event_plane.transport import Message
 
@@ -199,32 +199,36 @@ class CaptureReplay:
 
 
 def replay_capture(path: Path, progress: Callable[[int], None] = lambda _: None) -> CaptureReplay:
-    """Run a capture's messages through intake, gate and fold, as the live service does. Raises `RecordingError`."""
+    """Run a capture's messages through intake, gate and fold, as the live service does.
+
+    Raises `RecordingError` for a file that is damaged or not of our engines, `ReplayError` for a message in it that
+    cannot be read at all. Events that make no sense, and batches that the file lacks, are counted.
+    """
     fold = Fold()
-    intake = Intake([SourceFacts(path.name)])
+    intake = Intake([SourceFacts(path.name, capture_dialect(path))])
     position = 0
     messages = 0
     for frames in read_capture(path):
-        if len(frames) < 3:
-            raise ReplayError(f"{path}: message {messages} has {len(frames)} frames where 3 are expected")
-        message = Message(path.name, frames[0], int.from_bytes(frames[1], "big"), frames[-1])
-        position = _fold_taken(fold, intake.offer(message, 0), position)
+        if len(frames) != 3 or len(frames[1]) != 8:
+            sizes = ", ".join(str(len(frame)) for frame in frames)
+            raise ReplayError(f"{path}: message {messages} is damaged (frames of {sizes} bytes): record it again")
+        message = Message(path.name, frames[0], int.from_bytes(frames[1], "big"), frames[2])
+        taken = intake.offer(message, 0)
+        if taken.refused:
+            raise ReplayError(f"{path}: message {messages} is damaged ({taken.refused[0]}): record it again")
+        position = _fold_taken(fold, taken, position)
         messages += 1
         progress(1)
     # A file cannot fill a gap: what is still held is released after its gap is declared lost.
     for taken in _exhaust(intake, path.name):
         position = _fold_taken(fold, taken, position)
-    return CaptureReplay(fold, messages, dict(intake.refused))
+    lacking = {"batch that the file lacks": sum(intake.lost.values())} if intake.lost else {}
+    return CaptureReplay(fold, messages, dict(intake.refused) | lacking)
 
 
 def _exhaust(intake: Intake, source: str) -> Iterator[Taken]:
     while intake.gate.waiting():
-        before = intake.gate.waiting()
         yield intake.resend_ended(source, 0)
-        if intake.gate.waiting() >= before:
-            yield intake.tick(1 << 62)
-        if intake.gate.waiting() >= before:
-            return
 
 
 def _fold_taken(fold: Fold, taken: Taken, position: int) -> int:

@@ -78,7 +78,10 @@ def replay(
     for name in policies:
         for blocks in capacities:
             TraceReplay(name, blocks)
-    console = Console()
+    for out in (json_out, state_out):
+        if out is not None and (out.is_dir() or not out.parent.is_dir()):
+            raise ReplayError(f"{out} cannot be written: give a file in a folder that exists")
+    console = Console(markup=False)
     reports: list[FileReport] = []
     for path in files:
         if detect_format(path) == "capture":
@@ -86,7 +89,10 @@ def replay(
         else:
             reports.append(_trace_report(path, policies, capacities, keep_live=state_out is not None))
     for report in reports:
+        console.print(_title(report), soft_wrap=True)
         console.print(_table(report))
+        for reason, count in report.refused.items():
+            console.print(f"not used: {count:,} × {reason}", soft_wrap=True)
     if json_out is not None:
         _write(json_out, {"files": [report.as_json() for report in reports]})
     if state_out is not None:
@@ -169,22 +175,26 @@ def _in_processes(
 @contextmanager
 def _progress(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    # Where nobody watches, not even the empty line that it would end with.
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(name, total=total)
         yield lambda count: progress.advance(task, count)
 
 
-def _table(report: FileReport) -> Table:
+def _title(report: FileReport) -> str:
     if report.format == "capture":
-        table = Table(title=f"{report.path}: capture", title_justify="left")
+        return f"{report.path}: capture"
+    return f"{report.path}: {report.requests:,} requests, {report.events:,} block accesses"
+
+
+def _table(report: FileReport) -> Table:
+    table = Table()
+    if report.format == "capture":
         table.add_column("events", justify="right")
         table.add_column("live blocks at the end", justify="right")
         table.add_row(f"{report.events:,}", f"{len(report.live):,}")
-        for reason, count in report.refused.items():
-            table.caption = f"{table.caption or 'not used:'} {count} × {reason};"
         return table
-    title = f"{report.path}: {report.requests:,} requests, {report.events:,} block accesses"
-    table = Table(title=title, title_justify="left")
     for column in ("policy", "capacity, blocks", "run blocks", "run tokens", "block hits", "hit ratio"):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for r in report.results:

@@ -23,14 +23,13 @@ from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntr
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.intake import Intake, SourceFacts
-from advisor.log import SqlLog
+from advisor.log import SqlLog, read_decoded
 from advisor.metrics import Metrics
 from advisor.moment import Moment
 from advisor.mover import Mover
 from advisor.pipeline import FoldThread, Group, LogThread, StoppedError, now_us
 from advisor.policies.tiering import POLICY_VERSION
 from advisor.settings import AdvisorSettings, SourceSettings
-from event_plane import wire
 from event_plane.connect import open_subscriber
 from event_plane.schema import Namespace
 from event_plane.transport import Subscriber
@@ -117,7 +116,7 @@ class AdvisorService:
             self.lock,
             groups,
             self._log_thread.unapplied,
-            stopping=self.stopping,
+            ended=self._log_thread.ended,
             fail=self._fail,
             applied=self._mover.wake,
         )
@@ -130,8 +129,7 @@ class AdvisorService:
         last = log.last_position()
         if last:
             _log.info("folding the log", entries=last)
-        for entry in log.read():
-            batch = wire.decode(entry.payload) if entry.kind is EntryKind.BATCH else None
+        for entry, batch in read_decoded(log, self.settings.log_path):
             self.fold.apply(entry, batch)
             if batch is not None:
                 intake.restore(entry, batch)

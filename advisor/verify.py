@@ -16,15 +16,20 @@ from rich.table import Table
 from advisor.entries import EntryKind, LogEntry, MoveStep, decode_control
 from advisor.errors import AdvisorError
 from advisor.fold import Fold, VolumeState
-from advisor.index import Key
-from advisor.log import SqlLog
-from advisor.log_lock import require_unlocked
+from advisor.index import Key, PlaceKey
+from advisor.log import SqlLog, read_decoded
+from advisor.log_database import is_begun
+from advisor.log_lock import lock_path, require_unlocked
 from advisor.moves import FREES_SOURCE, Trigger
-from storage_agent.config import AgentSettings, load_settings, scan_volumes
+from event_plane.schema import Batch, EventType, producer_id
+from storage_agent.config import AgentSettings, load_settings, scan_volumes, was_closed_in_order
 from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.slab_file import SlotReport
 
 ADVISOR_FILE = "advisor.toml"
 AGENT_FILE = "agent.toml"
+DEMO_NAME = "demo"
+"""What a running demo locks in its folder."""
 LOG_FILE = "log.db"
 EXAMPLES_MAX = 5
 
@@ -43,9 +48,10 @@ class FoundFault(AdvisorError):
 class VolumeFinding:
     """One volume against the log. `unknown`, `torn` and `explained` are no faults.
 
-    `torn`: a put that was cut off before it was acknowledged; its slot is free again at the next start. `explained`:
-    placed by the log and gone, because a switch with source free, or a delete, was logged and carried out before its
-    Remove could be.
+    `torn`: a put that was cut off before it was acknowledged; its slot is free again at the next start. In a volume
+    that was closed in order nothing was cut off, and a slot neither free nor live is `leaked`. `explained`: placed by
+    the log and gone, because a switch with source free, or a delete, was logged and carried out before its Remove
+    could be.
     """
 
     volume: str
@@ -67,12 +73,12 @@ class VolumeFinding:
 
 @dataclass(slots=True)
 class Freed:
-    """Blocks that a logged step allows to be gone from a volume, until a later Store there."""
+    """Blocks that a logged step allows to be gone from a volume, until their Remove is folded."""
 
     keys: dict[str, set[Key]] = field(default_factory=dict)
 
     def before(self, fold: Fold, entry: LogEntry) -> None:
-        """Look at an entry that is about to be folded."""
+        """Look at an entry that is about to be folded: a switch gives excuses."""
         if entry.kind is not EntryKind.MOVE:
             return
         step = decode_control(entry.payload)
@@ -83,25 +89,58 @@ class Freed:
             if move is not None and move.kind in FREES_SOURCE:
                 self.keys.setdefault(move.source, set()).add(move.key)
 
+    def after(self, fold: Fold, batch: Batch | None) -> None:
+        """Look at an entry that was folded: a Remove ends an excuse, so that a later Store there must be found."""
+        removed = _removed(batch) if batch is not None else {}
+        for volume_id, keys in self.keys.items():
+            volume = fold.volumes.get(volume_id)
+            if volume is not None and keys:
+                keys -= removed.get(volume_id, set())
+                keys.difference_update([key for key in keys if not _placed(fold, volume, key)])
+
+
+def _removed(batch: Batch) -> dict[str, set[Key]]:
+    """By location. A block may be removed and stored again in one batch."""
+    removed: dict[str, set[Key]] = {}
+    for record in batch.records[batch.records["event_type"] == int(EventType.REMOVE)]:
+        namespace, location = int(record["namespace"]), int(record["storage_location"])
+        if namespace < len(batch.namespace_ids) and location < len(batch.locations):
+            sequence_hash = int(record["sequence_hash_hi"]) << 64 | int(record["sequence_hash_lo"])
+            key = Key(batch.namespace_ids[namespace], int(record["group"]), sequence_hash)
+            removed.setdefault(batch.locations[location], set()).add(key)
+    return removed
+
+
+def _placed(fold: Fold, volume: VolumeState, key: Key) -> bool:
+    block = fold.index.get(key)
+    return block is not None and volume.place in block.placements
+
 
 def verify(
     directory: Annotated[Path, typer.Argument(help="What `kvadvisor demo --dir` made, or a service's directory.")],
 ) -> None:
     """Check a stopped service's log against its volumes: nothing lost, doubled or leaked."""
-    console = Console()
+    console = Console(markup=False)
     if not directory.is_dir():
         raise VerifyError(f"{directory} is no folder: give the one of `demo --dir`, or `directory` of the settings")
+    require_unlocked(directory / DEMO_NAME)
     log_path = next((p for p in (directory / LOG_FILE, directory / "advisor" / LOG_FILE) if p.is_file()), None)
     agent_path = directory / AGENT_FILE
     if log_path is None and not agent_path.is_file():
-        if any(directory.iterdir()):
+        if any(directory.iterdir()) and not lock_path(directory / DEMO_NAME).exists():
             raise VerifyError(f"{directory} holds neither {LOG_FILE} nor {AGENT_FILE}: it was made by something else")
-        console.print(f"{directory} is empty: nothing was logged, nothing can be lost")
+        console.print(f"{directory} holds no log and no volumes yet: nothing can be lost", soft_wrap=True)
         return
-    fold, freed, entries = _fold(log_path)
-    findings = [_compare(*scanned, fold, freed) for scanned in _scans(fold, agent_path)]
+    if log_path is not None:
+        require_unlocked(log_path)
+    fold, freed = _fold(log_path)
+    findings = [_compare(scanned, fold, freed) for scanned in _scans(fold, agent_path)]
+    if log_path is not None:
+        # Had a service begun meanwhile, its moves would look like losses.
+        require_unlocked(log_path)
     fold.index.check()
-    console.print(f"{directory}: {entries} log entries, {len(fold.index)} blocks, {len(fold.moves.open)} moves open")
+    figures = f"{fold.position} log entries, {len(fold.index)} blocks, {len(fold.moves.open)} moves open"
+    console.print(f"{directory}: {figures}", soft_wrap=True)
     if findings:
         console.print(_table(findings))
     for finding in findings:
@@ -111,46 +150,35 @@ def verify(
                 console.print(f"{word} on {finding.volume}: {block}")
     faults = sum(finding.faults for finding in findings)
     if faults:
-        raise FoundFault(f"{faults} faults in {directory}: keep it as it is and report this, it should not happen")
+        number = "1 fault" if faults == 1 else f"{faults} faults"
+        raise FoundFault(f"{number} in {directory}: keep it as it is and report this, it should not happen")
     console.print("nothing lost, nothing doubled, nothing leaked")
 
 
-def _fold(log_path: Path | None) -> tuple[Fold, Freed, int]:
+def _fold(log_path: Path | None) -> tuple[Fold, Freed]:
     fold, freed = Fold(), Freed()
-    if log_path is None:
-        return fold, freed, 0
-    require_unlocked(log_path)
+    if log_path is None or not is_begun(log_path):
+        return fold, freed
     log = SqlLog(log_path, read_only=True)
     try:
-        for entry in log.read():
+        for entry, batch in read_decoded(log, log_path):
             freed.before(fold, entry)
-            fold.apply(entry)
-            _forget_stored_again(fold, freed)
-        return fold, freed, fold.position
+            fold.apply(entry, batch)
+            freed.after(fold, batch)
+        return fold, freed
     finally:
         log.close()
 
 
-def _forget_stored_again(fold: Fold, freed: Freed) -> None:
-    """Once a freed block's Remove is folded its excuse ends: a later Store there must be found."""
-    for volume_id, keys in freed.keys.items():
-        volume = fold.volumes.get(volume_id)
-        if volume is not None and keys:
-            keys.difference_update([key for key in keys if not _placed(fold, volume, key)])
-
-
-def _placed(fold: Fold, volume: VolumeState, key: Key) -> bool:
-    block = fold.index.get(key)
-    return block is not None and volume.place in block.placements
-
-
-Scanned = tuple[VolumeDescriptor, Iterable["Slot"]]
-
-
 @dataclass(frozen=True, slots=True)
-class Slot:
-    state: str
-    key: Key | None
+class Scanned:
+    """A volume's slots as they lie on it, to be read once. `in_order`: its last opener closed it."""
+
+    descriptor: VolumeDescriptor
+    agent: str
+    """Empty where only the log names the volume."""
+    in_order: bool
+    slots: Iterable[SlotReport]
 
 
 def _scans(fold: Fold, agent_path: Path) -> Iterator[Scanned]:
@@ -160,42 +188,53 @@ def _scans(fold: Fold, agent_path: Path) -> Iterator[Scanned]:
     else:
         described = [msgspec.convert(v.descriptor, VolumeDescriptor) for v in fold.volumes.values()]
         settings = AgentSettings(
-            name="verify",
+            name="",
             command_url="",
             event_url="",
             allowed_roots=[Path(d.path).parent for d in described],
             volumes=described,
         )
     # A volume that is not there yet was never announced either: the agent makes its file before anything else.
-    made = [descriptor for descriptor in settings.volumes if Path(descriptor.path).exists()]
-    for missing in (d for d in settings.volumes if d not in made):
-        yield missing, []
-    for descriptor, reports in scan_volumes(msgspec.structs.replace(settings, volumes=made)):
-        yield descriptor, (Slot(str(r.state), Key(*r.key) if r.key is not None else None) for r in reports)
+    for descriptor in settings.volumes:
+        if not Path(descriptor.path).exists():
+            yield Scanned(descriptor, settings.name, True, [])
+            continue
+        for _, reports in scan_volumes(msgspec.structs.replace(settings, volumes=[descriptor])):
+            yield Scanned(descriptor, settings.name, was_closed_in_order(descriptor, settings), reports)
 
 
-def _compare(descriptor: VolumeDescriptor, slots: Iterable[Slot], fold: Fold, freed: Freed) -> VolumeFinding:
-    finding = VolumeFinding(descriptor.id)
+def _compare(scanned: Scanned, fold: Fold, freed: Freed) -> VolumeFinding:
+    finding = VolumeFinding(scanned.descriptor.id)
     found: Counter[Key] = Counter()
-    for slot in slots:
+    for slot in scanned.slots:
         finding.slots += 1
         if slot.state == "live" and slot.key is not None:
             finding.live += 1
-            found[slot.key] += 1
+            found[Key(*slot.key)] += 1
         elif slot.state == "free":
             finding.free += 1
-        elif slot.state == "torn":
+        elif scanned.in_order:
+            finding.leaked += 1
+        else:
             finding.torn += 1
-    finding.leaked = finding.slots - finding.live - finding.free - finding.torn
     finding.doubled = sorted(key for key, count in found.items() if count > 1)
-    volume = fold.volumes.get(descriptor.id)
-    logged = {block.key for block in volume.place.blocks} if volume is not None else set()
-    excused = freed.keys.get(descriptor.id, set())
+    logged = _logged(scanned, fold)
+    excused = freed.keys.get(scanned.descriptor.id, set())
     finding.logged = len(logged)
     finding.lost = sorted(logged - found.keys() - excused)
     finding.explained = len((logged - found.keys()) & excused)
     finding.unknown = len(found.keys() - logged)
     return finding
+
+
+def _logged(scanned: Scanned, fold: Fold) -> set[Key]:
+    """The blocks that the log places on a volume, also before the advisor has seen who owns it."""
+    volume = fold.volumes.get(scanned.descriptor.id)
+    if volume is not None:
+        return {block.key for block in volume.place.blocks}
+    place_key = PlaceKey(producer_id(scanned.agent), scanned.descriptor.tier, scanned.descriptor.id)
+    place = fold.index.places.get(place_key)
+    return {block.key for block in place.blocks} if place is not None else set()
 
 
 def _table(findings: list[VolumeFinding]) -> Table:

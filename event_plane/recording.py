@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, cast
+from typing import Annotated, Any, BinaryIO, Final, Literal, cast
 
 import msgspec
 
@@ -26,6 +26,7 @@ Dialect = Literal["kvadvisor", "vllm"]
 FRAMES_MAX: Final = 16
 FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+TIMESTAMP_MS_MAX: Final = 10**14
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _SNIFFED_MESSAGES: Final = 64
 _U32 = struct.Struct("<I")
@@ -42,10 +43,10 @@ class TraceRequest(msgspec.Struct, frozen=True):
 
 
 class _TraceLine(msgspec.Struct, frozen=True):
-    timestamp: float
+    timestamp: Annotated[float, msgspec.Meta(ge=0, le=TIMESTAMP_MS_MAX)]
     input_length: int
     output_length: int
-    hash_ids: list[int]
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]]
 
 
 _LINES: Final = msgspec.json.Decoder(_TraceLine)
@@ -188,4 +189,4 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordingError(f"{path} is a damaged gzip file ({error}): fetch or record it again") from error
     except OSError as error:
-        raise RecordingError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise RecordingError(f"{path} cannot be read ({error.strerror or error}): check the path") from error

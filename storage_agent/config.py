@@ -81,6 +81,15 @@ def scan_volumes(settings: AgentSettings) -> Iterator[tuple[VolumeDescriptor, It
     return ((descriptor, _reports(descriptor, settings)) for descriptor in settings.volumes)
 
 
+def was_closed_in_order(descriptor: VolumeDescriptor, settings: AgentSettings) -> bool:
+    """Whether the volume's last opener closed it, so that no put or delete was cut short. Raises as a scan does."""
+    slab = open_slab_read_only(descriptor, validate(descriptor, settings.allowed_roots))
+    try:
+        return slab.session is not None and not slab.session.is_open
+    finally:
+        slab.close()
+
+
 def _reports(descriptor: VolumeDescriptor, settings: AgentSettings) -> Iterator[SlotReport]:
     slab = open_slab_read_only(descriptor, validate(descriptor, settings.allowed_roots))
     try:
