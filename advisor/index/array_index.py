@@ -1,0 +1,634 @@
+"""The index as Python sees it: one object, one lock, kernels without the GIL.
+
+Every public method takes the index's lock, so that a reader sees a whole batch or none of it; a caller that needs
+several answers of one moment holds `lock` around them (it is reentrant). Blocks are named by row numbers, places by ids
+(see layout.py); a row is good while the lock is held, or until the next batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from advisor.index import apply_kernel, audit_kernels, change_kernels, match_kernel, order_kernels
+from advisor.index.errors import IndexFault, IndexFull
+from advisor.index.heat import EXACT_LEVEL_MAX
+from advisor.index.keys import Key, PlaceKey
+from advisor.index.layout import (
+    ANNOUNCED_UNTIL,
+    BITS,
+    BLOCK_MAX,
+    BLOCK_ROWS,
+    BLOCK_TOP,
+    BLOCKS_FREE,
+    ENTRY_DTYPE,
+    FAULT,
+    FIRST_HIGH,
+    FREE,
+    GHOSTS,
+    HISTOGRAM,
+    HITS,
+    LAST_SHIFT,
+    LEVELS,
+    LIMBO,
+    NOTED,
+    PLACEMENT_MAX,
+    PLACEMENT_TOP,
+    PLACEMENTS_FREE,
+    PLACES_MAX,
+    REALMS_MAX,
+    RECOMPUTED,
+    SKIPPED,
+    STOP,
+    TIME_MS_MAX,
+    TOUCHED_COUNT,
+    Array,
+    IndexSize,
+    make_tables,
+)
+from advisor.index.views import Applied, BlockRow, Figures, Group, Matched, PlacedIn, PlaceFigures, Totals
+from advisor.turnstile import Turnstile
+from event_plane.schema import LOCATION_ALL, NAMESPACE_ALL, RECORD_DTYPE, Records
+
+INDEX_FULL = apply_kernel.SKIP_REASONS[apply_kernel.FULL]
+ORDERS = ("lru", "lfu")
+MEMORY_BYTES_MAX = 4 << 30
+"""Memory limit where none is given: 36 M blocks."""
+
+_PAGE_ROWS = 1 << 16
+_CACHED_TABLES_MAX = 4096
+_LOW_64 = 0xFFFF_FFFF_FFFF_FFFF
+_ALL_REALMS = np.zeros(0, np.uint8)
+
+Hashes = Sequence[int] | npt.NDArray[np.uint64]
+"""128-bit integers, or their halves as u8 (n, 2), low half first."""
+
+
+class ArrayIndex:
+    """All blocks and places. One writer at a time, any number of readers."""
+
+    def __init__(self, size: IndexSize | None = None, *, lock: Turnstile | None = None) -> None:
+        self.size = size if size is not None else IndexSize.for_bytes(MEMORY_BYTES_MAX)
+        self.lock = lock if lock is not None else Turnstile()
+        self.tables = make_tables(self.size, int.from_bytes(os.urandom(8), "little") >> 2)
+        self.places: list[PlaceKey] = []
+        """By place id."""
+        self._state = self.tables.state
+        self._place_ids: dict[PlaceKey, int] = {}
+        self._producer_places: dict[int, list[int]] = {}
+        self._realm_ids: dict[tuple[int, int], int] = {}
+        self._realms_free: list[int] = []
+        self._realms_made = 0
+        self._place_tables: dict[tuple[int, tuple[str, ...]], Array] = {}
+        self._realm_tables: dict[tuple[int, ...], Array] = {}
+        self._runs = np.zeros(0, np.int32)
+        self.saving = False
+
+    # -- places
+
+    def place(self, key: PlaceKey) -> int:
+        """The id of a place, made when first named. Raises `IndexFull` past a million places."""
+        with self.lock:
+            place = self._place_ids.get(key)
+            if place is None:
+                place = len(self.places)
+                if place >= PLACES_MAX:
+                    raise IndexFull(f"{PLACES_MAX} places are known and {key} is one more: restart with a new log")
+                z = self.tables.places[place]
+                z.oldest = z.newest = z.lowest = -1
+                z.tier = key.tier
+                self.places.append(key)
+                self._place_ids[key] = place
+                self._producer_places.setdefault(key.producer, []).append(place)
+            return place
+
+    def known_place(self, key: PlaceKey) -> int | None:
+        """The id of a place if it was ever named."""
+        return self._place_ids.get(key)
+
+    def places_of(self, producer: int) -> list[int]:
+        return list(self._producer_places.get(producer, ()))
+
+    def is_volume(self, place: int) -> bool:
+        return bool(self.tables.places[place].volume)
+
+    def set_volume(self, place: int, volume: bool) -> None:
+        """Whether a place is a registered volume: uses in G1 and G2 refresh blocks there, and touches are noted."""
+        with self.lock:
+            self.tables.places[place].volume = volume
+
+    def order(self, place: int) -> str:
+        return ORDERS[int(self.tables.places[place].by_frequency)]
+
+    def set_order(self, place: int, order: str) -> None:
+        """Evict from `place` by "lru" or "lfu" from now on; "lfu" counts each block's uses from 1 again.
+
+        Takes time in proportion to the place. Raises `ValueError` for another order.
+        """
+        if order not in ORDERS:
+            raise ValueError(f"eviction order {order!r} is not known: choose one of {', '.join(ORDERS)}")
+        with self.lock:
+            change_kernels.set_frequency_order(self.tables, place, order == "lfu")
+
+    def place_figures(self, place: int) -> PlaceFigures:
+        z = self.tables.places[place]
+        with self.lock:
+            return PlaceFigures(int(z.placements), int(z.placed_bytes), int(z.reads))
+
+    # -- changes
+
+    def apply(
+        self,
+        records: Records,
+        *,
+        producer: int,
+        namespace_ids: Sequence[int],
+        locations: Sequence[str],
+        now_us: int,
+    ) -> Applied:
+        """Apply a batch's records in order; one that makes no sense is counted and skipped.
+
+        Where there is no more room, Stores of what is not there are skipped under `INDEX_FULL`; all else goes on.
+        """
+        if records.dtype != RECORD_DTYPE:
+            raise ValueError(f"records have dtype {records.dtype}: give RECORD_DTYPE")
+        rows = np.ascontiguousarray(records).view()
+        rows.flags.writeable = False
+        now_ms = min(max(now_us // 1000, 0), TIME_MS_MAX)
+        applied = Applied(events=len(rows))
+        s = self._state
+        with self.lock:
+            place_of = self._place_table(producer, tuple(locations))
+            realm_of = self._realm_table(tuple(namespace_ids))
+            s[SKIPPED : SKIPPED + len(apply_kernel.SKIP_REASONS)] = 0
+            s[HITS : HITS + 5] = 0
+            s[[RECOMPUTED, NOTED, ANNOUNCED_UNTIL]] = 0
+            refused = False
+            at = 0
+            while True:
+                at = apply_kernel.apply_records(self.tables, rows, at, place_of, realm_of, now_ms)
+                stop = s[STOP]
+                if stop == apply_kernel.DONE:
+                    break
+                record = rows[at]
+                if stop == apply_kernel.NEEDS_CLEAR:
+                    applied.cleared_all |= self._clear_record(record, producer, namespace_ids, locations)
+                    at += 1
+                elif stop == apply_kernel.NEEDS_PLACE:
+                    tier, location = int(record["tier"]), int(record["storage_location"])
+                    place = self.place(PlaceKey(producer, tier, locations[location]))
+                    place_of[tier * len(locations) + location] = place
+                else:
+                    namespace, group = int(record["namespace"]), int(record["group"])
+                    realm = self._make_realm(namespace_ids[namespace], group)
+                    realm_of[namespace * apply_kernel.REALMS_A_NAMESPACE + group] = realm
+                    refused |= realm == apply_kernel.NO_REALM
+            if refused:
+                realm_of[realm_of == apply_kernel.NO_REALM] = apply_kernel.UNKNOWN_REALM
+            self._require_sound()
+            applied.recomputed, applied.touched = int(s[RECOMPUTED]), int(s[NOTED])
+            skipped = s[SKIPPED : SKIPPED + len(apply_kernel.SKIP_REASONS)]
+            if skipped.any():
+                counts = zip(apply_kernel.SKIP_REASONS, skipped.tolist(), strict=True)
+                applied.skipped = {reason: count for reason, count in counts if count}
+            hits = s[HITS : HITS + 5]
+            if hits.any():
+                applied.hits_by_tier = {tier: count for tier, count in enumerate(hits.tolist()) if count}
+        return applied
+
+    def clear(self, places: Iterable[int], namespace_id: int | None = None) -> int:
+        """Take every block, or those of one namespace, out of `places`; returns how many placements went."""
+        with self.lock:
+            realms = _ALL_REALMS if namespace_id is None else self._realms_of([namespace_id])
+            return sum(change_kernels.clear_place(self.tables, place, realms) for place in places)
+
+    def clear_producer(self, producer: int) -> int:
+        """Take out all that a producer has placed; returns how many placements went."""
+        return self.clear(self.places_of(producer))
+
+    def remove(self, row: int, place: int) -> bool:
+        """Take one block out of a place, whatever its references; whether it was there."""
+        with self.lock:
+            return bool(change_kernels.remove_one(self.tables, row, place))
+
+    def remove_subtree(self, key: Key, place: int | None = None, at_a_time: int = 4096) -> int:
+        """Take a block and all its descendants out of `place` or (None) of every place, children before parents.
+
+        Releases the lock after every `at_a_time` blocks; what is stored meanwhile goes too. Returns how many went.
+        """
+        scratch = np.empty(at_a_time, np.int32)
+        total = 0
+        while True:
+            with self.lock:
+                row = self.row_of(key)
+                if row is None:
+                    return total
+                where = -1 if place is None else place
+                count = int(change_kernels.remove_subtree(self.tables, row, where, scratch))
+            total += count
+            if count < at_a_time:
+                return total
+
+    def touched_since_drain(self) -> list[int]:
+        """Rows of blocks placed in a volume when touched, still placed, in order of first touch; forgets them."""
+        with self.lock:
+            out = np.empty(int(self._state[TOUCHED_COUNT]), np.int32)
+            return list(out[: change_kernels.drain_touched(self.tables, out)].tolist())
+
+    def touched(self) -> list[int]:
+        """The same, and remembers them."""
+        with self.lock:
+            rows = self.tables.touched[: int(self._state[TOUCHED_COUNT])]
+            return [row for row in rows.tolist() if self.tables.blocks[row].placed >= 0]
+
+    # -- questions about a sequence
+
+    def match(self, namespace_id: int, group: int, hashes: Hashes, place: int | None = None) -> int:
+        """How many leading `hashes` are present in a row, in `place` or (None) anywhere."""
+        pairs = as_pairs(hashes)
+        realm = self._realm_ids.get((namespace_id, group))
+        if realm is None:
+            return 0
+        with self.lock:
+            return int(match_kernel.match_one(self.tables, pairs, realm, -1 if place is None else place))
+
+    def match_by_place(self, namespace_id: int, group: int, hashes: Hashes) -> Matched:
+        """How many leading `hashes` each place has in a row."""
+        pairs = as_pairs(hashes)
+        realm = self._realm_ids.get((namespace_id, group))
+        if realm is None:
+            return Matched({})
+        with self.lock:
+            if len(self._runs) < len(self.places):
+                self._runs = np.zeros(2 * len(self.places), np.int32)
+            found = np.empty(len(self.places), np.int32)
+            found = found[: match_kernel.match_by_place(self.tables, pairs, realm, self._runs, found)]
+            runs = self._runs[found].tolist()
+            self._runs[found] = 0
+        return Matched(dict(zip(found.tolist(), runs, strict=True)))
+
+    def match_many(self, sequences: Sequence[tuple[int, int, Hashes]], place: int | None = None) -> list[int]:
+        """`match` of many (namespace id, group, hashes) at one moment."""
+        pairs = [as_pairs(hashes) for _, _, hashes in sequences]
+        if not pairs:
+            return []
+        ends = np.cumsum([len(each) for each in pairs], dtype=np.int64)
+        joined = np.concatenate(pairs)
+        joined.flags.writeable = False
+        out = np.empty(len(pairs), np.int64)
+        with self.lock:
+            keys = [(namespace_id, group) for namespace_id, group, _ in sequences]
+            realms = np.array([self._realm_ids.get(key, -1) for key in keys], np.int64)
+            match_kernel.match_several(self.tables, joined, ends, realms, -1 if place is None else place, out)
+        return list(out.tolist())
+
+    # -- questions about blocks
+
+    def __len__(self) -> int:
+        """Blocks that are placed somewhere."""
+        return int(self._state[BLOCK_ROWS] - self._state[GHOSTS])
+
+    def row_of(self, key: Key) -> int | None:
+        """The row of a block or ghost."""
+        realm = self._realm_ids.get((key.namespace_id, key.group))
+        if realm is None:
+            return None
+        lo, hi = np.uint64(key.sequence_hash & _LOW_64), np.uint64(key.sequence_hash >> 64)
+        with self.lock:
+            row = int(match_kernel.row_of_key(self.tables, lo, hi, realm))
+        return row if row >= 0 else None
+
+    def get(self, key: Key) -> BlockRow | None:
+        """The block, or None where it is placed nowhere."""
+        with self.lock:
+            row = self.row_of(key)
+            return None if row is None or self.tables.blocks[row].placed < 0 else self.block(row)
+
+    def block(self, row: int) -> BlockRow:
+        """What a row holds. Raises `IndexFault` for a free one."""
+        with self.lock:
+            if not 0 <= row < self._state[BLOCK_TOP]:
+                raise IndexFault(f"there is no block row {row}")
+            block = self.tables.blocks[row].item()
+            (lo, hi, parent, _, _, _, _, first, depth, touches, realm, block_tokens, first_ms, last_ms, marks) = block
+            if marks & FREE:
+                raise IndexFault(f"block row {row} is free")
+            placements = []
+            while first >= 0:
+                placed = self.tables.placements[first].item()
+                placements.append(PlacedIn(placed[7], placed[4], placed[5], placed[6]))
+                first = placed[1]
+            realm_row = self.tables.realms[realm]
+            return BlockRow(
+                row,
+                Key(int(realm_row.namespace_id), int(realm_row.group), hi << 64 | lo),
+                parent,
+                depth,
+                block_tokens,
+                touches,
+                ((marks & FIRST_HIGH) << 32 | first_ms) * 1000,
+                ((marks >> LAST_SHIFT & FIRST_HIGH) << 32 | last_ms) * 1000,
+                tuple(placements),
+            )
+
+    def blocks_of(self, rows: Iterable[int]) -> list[BlockRow]:
+        """Several at one moment."""
+        with self.lock:
+            return [self.block(row) for row in rows]
+
+    def is_placed(self, row: int, place: int) -> bool:
+        """Whether a block is in a place."""
+        with self.lock:
+            return self.block(row).placed_in(place) is not None
+
+    def children(self, row: int, at_most: int = 1000) -> tuple[list[int], int]:
+        """Rows of children, ghosts among them, the last attached first, and how many there are in all."""
+        out = np.empty(at_most, np.int32)
+        with self.lock:
+            count = int(order_kernels.children_of(self.tables, row, out))
+        return list(out[:count].tolist()), count
+
+    # -- orders
+
+    def coldest(self, place: int, count: int = 1) -> list[int]:
+        """Rows in the place's order of eviction, leaf or not."""
+        out = np.empty(count, np.int32)
+        with self.lock:
+            return list(out[: order_kernels.coldest_blocks(self.tables, place, out)].tolist())
+
+    def leaves_first(self, place: int, count: int) -> list[int]:
+        """Rows of a place, coldest leaf first; a block comes after all its children in that place."""
+        out = np.empty(count, np.int32)
+        size = 1 << max(12, (8 * count - 1).bit_length())
+        with self.lock:
+            while True:
+                keys = np.zeros(size, np.int64)
+                values, heap = np.empty(size, np.int64), np.empty(size // 2, np.int64)
+                found = int(order_kernels.coldest_leaves(self.tables, place, out, keys, values, heap))
+                if found >= 0:
+                    return list(out[:found].tolist())
+                size *= 4
+
+    def every_leaf_first(self, place: int) -> Iterator[int]:
+        """`leaves_first` without an end. The caller holds `lock` until it is done."""
+        given, count = 0, 64
+        while True:
+            rows = self.leaves_first(place, count)
+            yield from rows[given:]
+            if len(rows) < count:
+                return
+            given, count = count, 4 * count
+
+    def hottest(self, count: int, outside: int | None = None) -> list[int]:
+        """Rows of the blocks used most that are placed, but not in the place `outside`; ties in row order."""
+        place = -1 if outside is None else outside
+        with self.lock:
+            levels = self._state[HISTOGRAM : HISTOGRAM + LEVELS]
+            at_least = np.cumsum(levels[::-1])[::-1]
+            wanted = count
+            while True:
+                deep = np.flatnonzero(at_least[1:] >= wanted)
+                level = int(deep[-1]) + 1 if len(deep) else 1
+                exact = level <= EXACT_LEVEL_MAX
+                room = int(at_least[level + 1] if level + 1 < LEVELS else 0) + (count if exact else int(levels[level]))
+                out = np.empty(room, np.int32)
+                enough = count if exact else room
+                found = int(order_kernels.hot_blocks(self.tables, place, level, enough, out))
+                if found >= count or level == 1:
+                    break
+                wanted = 4 * int(at_least[level])
+            rows = out[:found]
+            touches = self.tables.blocks["touches"][rows].astype(np.int64)
+        return list(rows[np.lexsort((rows, -touches))[:count]].tolist())
+
+    def page(
+        self,
+        after: int = -1,
+        limit: int = 100,
+        *,
+        place: int | None = None,
+        tier: int | None = None,
+        namespace_ids: Iterable[int] | None = None,
+        hash_prefix: str = "",
+    ) -> tuple[list[BlockRow], int | None]:
+        """Placed blocks after row `after` in row order, and the `after` of the next page (None at the end).
+
+        A block keeps its row, so no page repeats or misses one that stays. The lock is released between steps of
+        65,536 rows: blocks of one page may be of different moments. `hash_prefix` is hex. Raises `ValueError`.
+        """
+        prefix, mask = _prefix(hash_prefix)
+        halves = [np.uint64(x) for x in (prefix & _LOW_64, prefix >> 64, mask & _LOW_64, mask >> 64)]
+        where = -1 if place is None else place
+        blocks: list[BlockRow] = []
+        while True:
+            out = np.empty(limit + 2 - len(blocks), np.int32)
+            with self.lock:
+                realms = _ALL_REALMS if namespace_ids is None else self._realms_of(namespace_ids)
+                found = int(
+                    order_kernels.page_rows(
+                        self.tables, after, _PAGE_ROWS, where, tier or 0, realms, *halves, out
+                    )
+                )
+                blocks += [self.block(row) for row in out[1 : 1 + found].tolist()]
+                after = int(out[0])
+                ended = after >= self._state[BLOCK_TOP] - 1
+            if len(blocks) > limit:
+                return blocks[:limit], blocks[limit - 1].row
+            if ended:
+                return blocks, None
+
+    # -- figures
+
+    def totals(self) -> Totals:
+        """Figures of the whole index at one moment."""
+        with self.lock:
+            places = self.tables.places[: len(self.places)]
+            columns = (places["placements"].tolist(), places["placed_bytes"].tolist(), places["reads"].tolist())
+            by_place = [PlaceFigures(*row) for row in zip(*columns, strict=True)]
+            by_tier = {tier: Figures(0, 0) for tier in (1, 2, 3, 4)}
+            for key, figures in zip(self.places, by_place, strict=True):
+                blocks, block_bytes = by_tier.get(key.tier, (0, 0))
+                by_tier[key.tier] = Figures(blocks + figures.blocks, block_bytes + figures.block_bytes)
+            by_namespace: dict[int, Figures] = {}
+            for (namespace_id, _), realm in self._realm_ids.items():
+                z = self.tables.realms[realm]
+                blocks, block_bytes = by_namespace.get(namespace_id, (0, 0))
+                by_namespace[namespace_id] = Figures(blocks + int(z.blocks), block_bytes + int(z.placed_bytes))
+            return Totals(
+                blocks=len(self),
+                ghosts=int(self._state[GHOSTS]),
+                placements=int(self._state[PLACEMENT_TOP] - self._state[PLACEMENTS_FREE]),
+                by_place=by_place,
+                by_tier=by_tier,
+                by_namespace=by_namespace,
+            )
+
+    def group_of(self, row: int) -> Group:
+        """The prefix group of a block."""
+        with self.lock:
+            while (parent := int(self.tables.blocks[row].parent)) >= 0:
+                row = parent
+            return self._groups(np.array([row], np.int32))[0]
+
+    def largest_groups(self, count: int) -> list[Group]:
+        """Prefix groups with the most blocks. Reads every row, in steps; the lock is released between them."""
+        largest: list[Group] = []
+        after, ended = -1, False
+        while not ended:
+            out = np.empty(_PAGE_ROWS + 1, np.int32)
+            with self.lock:
+                found = int(order_kernels.roots(self.tables, after, _PAGE_ROWS, out))
+                after = int(out[0])
+                ended = after >= self._state[BLOCK_TOP] - 1
+                rows = out[1 : 1 + found]
+                figures = np.empty((found, 2), np.int64)
+                order_kernels.group_figures(self.tables, rows, figures)
+                rows = rows[np.argsort(-figures[:, 0], kind="stable")[:count]]
+                largest += self._groups(rows)
+            largest = sorted(largest, key=lambda group: (-group.blocks, group.key))[:count]
+        return largest
+
+    def _groups(self, rows: Array) -> list[Group]:
+        figures = np.empty((len(rows), 2), np.int64)
+        order_kernels.group_figures(self.tables, rows, figures)
+        pairs = zip(rows.tolist(), figures.tolist(), strict=True)
+        return [Group(row, self.block(row).key, blocks, block_bytes) for row, (blocks, block_bytes) in pairs]
+
+    def memory_bytes(self) -> int:
+        """Bytes of the tables in use: what has been touched once, and is kept for reuse."""
+        s, t = self._state, self.tables
+        blocks = int(s[BLOCK_TOP]) * (t.blocks.itemsize + 1) + len(t.peaks)
+        ranks = t.ranks.itemsize + t.steps.itemsize if any(t.places["by_frequency"][: len(self.places)]) else 0
+        placements = int(s[PLACEMENT_TOP]) * (t.placements.itemsize + ranks)
+        return blocks + placements + (ENTRY_DTYPE.itemsize << int(s[BITS]))
+
+    def room(self) -> tuple[int, int]:
+        """Blocks and placements that can still be added."""
+        s = self._state
+        blocks = s[BLOCK_MAX] - s[BLOCK_TOP] + s[BLOCKS_FREE] + s[LIMBO]
+        return int(blocks), int(s[PLACEMENT_MAX] - s[PLACEMENT_TOP] + s[PLACEMENTS_FREE])
+
+    # -- proof
+
+    def check(self) -> None:
+        """Verify every invariant; raises `IndexFault` naming the first that does not hold. Holds the lock throughout."""
+        with self.lock:
+            self._require_sound()
+            sums = np.zeros((self._realms_made + LEVELS, 3), np.int64)
+            groups = np.zeros((int(self._state[BLOCK_TOP]), 2), np.int64)
+            out = np.zeros(2, np.int64)
+            for fault in (
+                audit_kernels.check_blocks(self.tables, sums, groups, out),
+                audit_kernels.check_trees(self.tables, sums, groups, out),
+                audit_kernels.check_places(self.tables, len(self.places), out),
+                audit_kernels.check_free(self.tables, out),
+            ):
+                if fault:
+                    raise IndexFault(audit_kernels.FAULTS[fault].format(*out.tolist()))
+
+    def _require_sound(self) -> None:
+        if self._state[FAULT]:
+            raise IndexFault("the hash table's entries crowd in one place, which random tags never do: restart")
+
+    # -- names of places and namespaces
+
+    def _place_table(self, producer: int, locations: tuple[str, ...]) -> Array:
+        table = self._place_tables.get((producer, locations))
+        if table is None:
+            if len(self._place_tables) >= _CACHED_TABLES_MAX:
+                self._place_tables.clear()
+            table = np.full(5 * len(locations), -1, np.int32)
+            self._place_tables[producer, locations] = table
+        return table
+
+    def _realm_table(self, namespace_ids: tuple[int, ...]) -> Array:
+        table = self._realm_tables.get(namespace_ids)
+        if table is None:
+            if len(self._realm_tables) >= _CACHED_TABLES_MAX:
+                self._realm_tables.clear()
+            width = apply_kernel.REALMS_A_NAMESPACE
+            table = np.full(width * len(namespace_ids), apply_kernel.UNKNOWN_REALM, np.int32)
+            wanted = {namespace_id: i for i, namespace_id in enumerate(namespace_ids)}
+            for (namespace_id, group), realm in self._realm_ids.items():
+                if namespace_id in wanted:
+                    table[wanted[namespace_id] * width + group] = realm
+            self._realm_tables[namespace_ids] = table
+        return table
+
+    def _make_realm(self, namespace_id: int, group: int) -> int:
+        """The realm of a namespace and group, made if there is none; `NO_REALM` where all are in use."""
+        known = self._realm_ids.get((namespace_id, group))
+        if known is not None:
+            return known
+        if not self._realms_free and self._realms_made == REALMS_MAX:
+            self._drop_idle_realms()
+        if self._realms_free:
+            realm = self._realms_free.pop()
+        elif self._realms_made < REALMS_MAX:
+            realm = self._realms_made
+            self._realms_made += 1
+        else:
+            return apply_kernel.NO_REALM
+        z = self.tables.realms[realm]
+        z.namespace_id, z.group = namespace_id, group
+        self._realm_ids[namespace_id, group] = realm
+        return realm
+
+    def _drop_idle_realms(self) -> None:
+        rows = self.tables.realms["rows"]
+        for key, realm in list(self._realm_ids.items()):
+            if rows[realm] == 0:
+                del self._realm_ids[key]
+                self._realms_free.append(realm)
+        self._realm_tables.clear()
+
+    def _realms_of(self, namespace_ids: Iterable[int]) -> Array:
+        """u1 by realm, 1 for those of the namespaces."""
+        wanted = set(namespace_ids)
+        marked = np.zeros(max(1, self._realms_made), np.uint8)
+        marked[[realm for (namespace_id, _), realm in self._realm_ids.items() if namespace_id in wanted]] = 1
+        return marked
+
+    def _clear_record(
+        self, record: np.void, producer: int, namespace_ids: Sequence[int], locations: Sequence[str]
+    ) -> bool:
+        """Obey a Clear; whether it meant everything the producer had placed."""
+        tier, location = int(record["tier"]), int(record["storage_location"])
+        namespace = int(record["namespace"])
+        outside = (location != LOCATION_ALL and location >= len(locations)) or (
+            namespace != NAMESPACE_ALL and namespace >= len(namespace_ids)
+        )
+        if outside:
+            self._state[SKIPPED + apply_kernel.OUTSIDE_TABLE] += 1
+            return False
+        name = None if location == LOCATION_ALL else locations[location]
+        places = [
+            place
+            for place in self._producer_places.get(producer, ())
+            if (not tier or self.places[place].tier == tier) and (name is None or self.places[place].location == name)
+        ]
+        self.clear(places, None if namespace == NAMESPACE_ALL else namespace_ids[namespace])
+        return namespace == NAMESPACE_ALL and not tier and name is None
+
+
+def as_pairs(hashes: Hashes) -> npt.NDArray[np.uint64]:
+    """`hashes` as read-only u8 (n, 2)."""
+    if isinstance(hashes, np.ndarray):
+        pairs = np.ascontiguousarray(hashes, np.uint64).view()
+        pairs.flags.writeable = False
+        return pairs
+    joined = b"".join([each.to_bytes(16, "little") for each in hashes])
+    return np.frombuffer(joined, np.uint64).reshape(-1, 2)
+
+
+def _prefix(text: str) -> tuple[int, int]:
+    """Value and mask of the leading hex digits of a 128-bit hash."""
+    if len(text) > 32:
+        raise ValueError(f"hash prefix {text!r} has {len(text)} digits: a hash has 32")
+    if not text:
+        return 0, 0
+    rest = 4 * (32 - len(text))
+    return int(text, 16) << rest, ((1 << 128) - 1) >> rest << rest
