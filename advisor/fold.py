@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from advisor.entries import (
     Control,
@@ -27,42 +26,15 @@ from advisor.entries import (
     VolumeEntry,
     decode_control,
 )
-from advisor.index import Block, BlockIndex, Key, Place, PlaceKey
+from advisor.index import ArrayIndex, Key, PlaceKey
 from advisor.moves import IllegalMove, Move, MoveTable, Trigger
-from advisor.policies.eviction import eviction_order
 from advisor.policies.tiering import Limits, Plan, Volume, plan_moves
 from event_plane import wire
-from event_plane.schema import (
-    LOCATION_ALL,
-    NAMESPACE_ALL,
-    RECORD_DTYPE,
-    Batch,
-    BatchKind,
-    EventType,
-    Namespace,
-    RecordFlag,
-    Records,
-)
+from event_plane.schema import Batch, BatchKind, EventType, Namespace, Records
 
 REFUSALS_KEPT_MAX = 256
 RATE_WEIGHT = 0.3
 """Weight of the newest measurement in a volume's smoothed rate."""
-
-_STORE, _REMOVE, _ACCESS, _CLEAR = (
-    int(kind) for kind in (EventType.STORE, EventType.REMOVE, EventType.ACCESS, EventType.CLEAR)
-)
-_FIRST, _COUNTED, _COPY = (int(flag) for flag in (RecordFlag.FIRST, RecordFlag.COUNTED, RecordFlag.COPY))
-
-_COLUMNS = [name for name in RECORD_DTYPE.names or () if name != "reserved"]
-
-Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int]
-"""A record's fields in `RECORD_DTYPE`'s order, without `reserved`."""
-
-
-def rows_of(records: Records) -> list[Row]:
-    rows: list[Row] = np.ascontiguousarray(records)[_COLUMNS].tolist()
-    return rows
-
 
 @dataclass(slots=True)
 class ProducerState:
@@ -81,12 +53,12 @@ class ProducerState:
 
 @dataclass(slots=True)
 class VolumeState:
-    """A registered volume: its owner's description, its place in the index, measured rates in bytes/s."""
+    """A registered volume: its owner's description, its place's id in the index, measured rates in bytes/s."""
 
     descriptor: dict[str, Any]
     agent: str
     producer: int
-    place: Place
+    place: int
     rates: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -118,8 +90,8 @@ class RefusalNote:
 class Fold:
     """The folded state. One writer; readers hold the writer's lock. Mutated by `apply` alone."""
 
-    def __init__(self) -> None:
-        self.index = BlockIndex()
+    def __init__(self, index: ArrayIndex | None = None) -> None:
+        self.index = index if index is not None else ArrayIndex()
         self.namespaces: dict[int, Namespace] = {}
         self.producers: dict[int, ProducerState] = {}
         self.volumes: dict[str, VolumeState] = {}
@@ -139,7 +111,6 @@ class Fold:
         self.hits_by_tier: Counter[int] = Counter()
         self.skipped: Counter[str] = Counter()
         """Records and entries that made no sense, by reason."""
-        self._touched: dict[Block, None] = {}
         self.plans_digest = b""
         """Chained over every plan made so far."""
 
@@ -177,12 +148,11 @@ class Fold:
             self.index,
             [volume.as_planned() for volume in self.volumes.values()],
             self.moves,
-            [block for block in self._touched if block.placements],
+            self.index.blocks_of(self.index.touched_since_drain()),
             self.limits,
             self.now_us,
             frozenset(self.paused),
         )
-        self._touched.clear()
         self.moves.add(
             Move(
                 move_id=f"{position}-{number}",
@@ -216,22 +186,22 @@ class Fold:
         self.limits = msgspec.convert(entry.settings.get("policy", {}), Limits, strict=False)
         if self.limits.eviction != before:
             for volume in self.volumes.values():
-                self.index.set_order(volume.place, eviction_order(self.limits.eviction))
+                self.index.set_order(volume.place, self.limits.eviction)
 
     def _apply_volume(self, entry: VolumeEntry) -> None:
         volume_id = str(entry.descriptor["id"])
         known = self.volumes.pop(volume_id, None)
         if known is not None:
-            known.place.volume = False
-            self.index.set_order(known.place, None)
+            self.index.set_volume(known.place, False)
+            self.index.set_order(known.place, "lru")
         if not entry.registered:
             for move in [m for m in self.moves.open.values() if volume_id in (m.source, m.target)]:
                 if Trigger.ABORT in move.triggers:
                     self.moves.step(move.move_id, Trigger.ABORT, self.now_us, f"{volume_id} was unregistered")
             return
         place = self.index.place(PlaceKey(entry.producer, int(entry.descriptor["tier"]), volume_id))
-        place.volume = True
-        self.index.set_order(place, eviction_order(self.limits.eviction))
+        self.index.set_volume(place, True)
+        self.index.set_order(place, self.limits.eviction)
         rates = known.rates if known is not None else {}
         self.volumes[volume_id] = VolumeState(entry.descriptor, entry.agent, entry.producer, place, rates)
 
@@ -259,7 +229,7 @@ class Fold:
         if producer is None:
             producer = self.producers[batch.producer] = ProducerState(source, batch.epoch)
         elif producer.epoch != batch.epoch:
-            self._clear_producer(batch.producer)
+            self.index.clear_producer(batch.producer)
             producer.epoch = batch.epoch
             producer.epochs_closed += 1
             producer.partial = False
@@ -271,10 +241,10 @@ class Fold:
             for namespace, namespace_id in zip(batch.namespaces, batch.namespace_ids, strict=True):
                 self.namespaces.setdefault(namespace_id, namespace)
             producer.events += len(batch.records)
-            self.apply_rows(batch.producer, batch.namespace_ids, batch.locations, rows_of(batch.records))
+            self.apply_records(batch.producer, batch.namespace_ids, batch.locations, batch.records)
         elif batch.kind is BatchKind.LOST:
             through = batch.snapshot.through if batch.snapshot is not None else batch.sequence
-            self._clear_producer(batch.producer)
+            self.index.clear_producer(batch.producer)
             producer.sequence = through
             producer.gaps += 1
             producer.partial = True
@@ -282,148 +252,33 @@ class Fold:
         elif batch.kind is not BatchKind.HEARTBEAT:
             self.skipped[f"{batch.kind.name.lower()} batch"] += 1
 
-    def _clear_producer(self, producer_id: int) -> None:
-        self.index.clear([place for key, place in self.index.places.items() if key.producer == producer_id])
-
-    def apply_rows(
-        self, producer_id: int, namespace_ids: Sequence[int], locations: Sequence[str], rows: Sequence[Row]
+    def apply_records(
+        self, producer_id: int, namespace_ids: Sequence[int], locations: Sequence[str], records: Records
     ) -> None:
         """Fold records of one producer in order. One that makes no sense is counted in `skipped`; the rest goes on."""
-        index = self.index
-        place_of: dict[tuple[int, int], Place] = {}
-        reannounced_until = 0
-        self.events_total += len(rows)
-        for i, row in enumerate(rows):
-            (
-                event_type, flags, tier, group, depth, hash_lo, hash_hi, _, _, parent_lo, parent_hi,
-                block_bytes, block_tokens, location, namespace, _, _, _, hits,
-            ) = row  # fmt: skip
-            if event_type == _CLEAR:
-                self._apply_clear(producer_id, namespace_ids, locations, tier, location, namespace)
-                continue
-            if not 1 <= event_type <= 4:
-                self.skipped["unknown event type"] += 1
-                continue
-            if namespace >= len(namespace_ids) or location >= len(locations):
-                self.skipped["namespace or location outside its table"] += 1
-                continue
-            if not 1 <= tier <= 4 or not (hash_lo or hash_hi):
-                self.skipped["no tier" if hash_lo or hash_hi else "no sequence hash"] += 1
-                continue
-            place = place_of.get((tier, location))
-            if place is None:
-                place = index.place(PlaceKey(producer_id, tier, locations[location]))
-                place_of[tier, location] = place
-            namespace_id = namespace_ids[namespace]
-            key = Key(namespace_id, group, hash_hi << 64 | hash_lo)
-            if event_type == _STORE:
-                if i >= reannounced_until and flags & _COUNTED and flags & _FIRST and not (parent_lo or parent_hi):
-                    reannounced_until = self._reannounced(rows, i, namespace_id, place)
-                parent = Key(namespace_id, group, parent_hi << 64 | parent_lo) if parent_lo or parent_hi else None
-                self._store(key, place, parent, depth, block_bytes, block_tokens, flags, i < reannounced_until)
-                continue
-            block = index.get(key)
-            if block is None:
-                verb = "remove of" if event_type == _REMOVE else "access to"
-                self.skipped[f"{verb} an unknown block"] += 1
-            elif event_type == _REMOVE:
-                placement = block.placements.get(place)
-                if placement is None:
-                    self.skipped["remove of an unknown block"] += 1
-                elif flags & _COUNTED and placement.references > 1:
-                    placement.references -= 1
-                else:
-                    index.remove(block, place)
-            else:
-                hits = hits or 1
-                index.touch(block, place, hits, self.now_us)
-                place.reads += hits
-                self.hits_by_tier[tier] += hits
-                self._note_touched(block)
+        applied = self.index.apply(
+            records, producer=producer_id, namespace_ids=namespace_ids, locations=locations, now_us=self.now_us
+        )
+        self.events_total += applied.events
+        self.recomputed += applied.recomputed
+        self.hits_by_tier.update(applied.hits_by_tier)
+        self.skipped.update(applied.skipped)
+        if applied.cleared_all and producer_id in self.producers:
+            producer = self.producers[producer_id]
+            producer.partial, producer.note = False, ""
 
-    def _store(
-        self,
-        key: Key,
-        place: Place,
-        parent: Key | None,
-        depth: int,
-        block_bytes: int,
-        block_tokens: int,
-        flags: int,
-        reannounced: bool,
-    ) -> None:
-        try:
-            block, entered = self.index.store(key, place, parent, depth, block_bytes, block_tokens)
-        except ValueError as fault:
-            self.skipped[str(fault)] += 1
-            return
-        if flags & _COUNTED and not entered and not reannounced:
-            block.placements[place].references += 1
-        if not flags & _COPY:
-            self.index.touch(block, place, 1, self.now_us, entered=entered)
-            self._note_touched(block)
-            if place.key.tier == 1 and not reannounced:
-                self.recomputed += 1
-
-    def _note_touched(self, block: Block) -> None:
-        for place in block.placements:
-            if place.volume:
-                self._touched[block] = None
-                return
-
-    def _reannounced(self, rows: Sequence[Row], start: int, namespace_id: int, place: Place) -> int:
-        """End of the foreign event at `start` if it only announces again what is live, else `start`.
-
-        The counting rule of vLLM: a Store without a parent whose hashes are all live adds no references.
-        """
-        end = start
-        while end < len(rows):
-            event_type, flags, group, hash_lo, hash_hi = rows[end][0], rows[end][1], rows[end][3], *rows[end][5:7]
-            if event_type != _STORE or (end > start and flags & _FIRST):
-                break
-            block = self.index.blocks.get(Key(namespace_id, group, hash_hi << 64 | hash_lo))
-            if block is None or place not in block.placements:
-                return start
-            end += 1
-        return end
-
-    def _apply_clear(
-        self,
-        producer_id: int,
-        namespace_ids: Sequence[int],
-        locations: Sequence[str],
-        tier: int,
-        location: int,
-        namespace: int,
-    ) -> None:
-        if location != LOCATION_ALL and location >= len(locations):
-            self.skipped["namespace or location outside its table"] += 1
-            return
-        if namespace != NAMESPACE_ALL and namespace >= len(namespace_ids):
-            self.skipped["namespace or location outside its table"] += 1
-            return
-        name = None if location == LOCATION_ALL else locations[location]
-        places = [
-            place
-            for key, place in self.index.places.items()
-            if key.producer == producer_id and (not tier or key.tier == tier) and (name is None or key.location == name)
-        ]
-        if namespace == NAMESPACE_ALL:
-            self.index.clear(places)
-            if not tier and name is None:
-                producer = self.producers.get(producer_id)
-                if producer is not None:
-                    producer.partial, producer.note = False, ""
-        else:
-            wanted = namespace_ids[namespace]
-            self.index.clear(places, lambda key: key.namespace_id == wanted)
+    def count_served(self, records: Records) -> None:
+        """Count records that `ArrayIndex.serve_from` has applied already: a replay's."""
+        self.events_total += len(records)
+        accesses = records[records["event_type"] == int(EventType.ACCESS)]
+        for tier, hits in zip(accesses["tier"].tolist(), accesses["hits"].tolist(), strict=True):
+            self.hits_by_tier[tier] += hits
 
     # -- proof
 
     def digest(self) -> str:
         """Hex digest of the whole state and of every plan made so far; equal for equal histories."""
         index = self.index
-        place_names = {place: list(key) for key, place in index.places.items()}
         rows: list[Any] = [
             [self.position, self.now_us, self.events_total, self.recomputed, self.refusals_total, self.policy_version],
             [sorted(self.paused), self.settings, sorted(self.skipped.items()), sorted(self.hits_by_tier.items())],
@@ -435,26 +290,38 @@ class Fold:
         for volume_id in sorted(self.volumes):
             v = self.volumes[volume_id]
             rows.append([volume_id, v.agent, v.producer, v.descriptor, sorted(v.rates.items())])
-        for key in sorted(index.blocks):
-            b = index.blocks[key]
-            rows.append(
-                [
-                    [key.namespace_id, key.group, f"{key.sequence_hash:x}"],
-                    f"{b.parent.key.sequence_hash:x}" if b.parent is not None else "",
-                    [b.depth, b.block_tokens, b.touches, b.first_touch_us, b.last_touch_us],
-                    sorted([*place_names[p], x.block_bytes, x.references] for p, x in b.placements.items()),
-                ]
-            )
-        for place_key in sorted(index.places):
-            place = index.places[place_key]
-            order = [[b.key.namespace_id, b.key.group, f"{b.key.sequence_hash:x}"] for b in place.coldest()]
-            rows.append([list(place_key), place.volume, place.reads, place.block_bytes, order])
+        with index.lock:
+            rows += _described(index)
         rows += [
             [move.move_id, move.kind, move.state, move.source, move.target, move.reason, move.note]
             for move in [*self.moves.open.values(), *self.moves.finished]
         ]
-        rows.append([f"{b.key.sequence_hash:x}" for b in self._touched])
         return _digest(rows).hex()
+
+
+def _described(index: ArrayIndex) -> list[Any]:
+    """Everything that the index holds, in an order that does not depend on row numbers."""
+
+    def named(key: Key) -> list[Any]:
+        return [key.namespace_id, key.group, f"{key.sequence_hash:x}"]
+
+    rows: list[Any] = []
+    after: int | None = -1
+    while after is not None:
+        blocks, after = index.page(after, 10_000)
+        for block in blocks:
+            parent = named(index.block(block.parent).key) if block.parent >= 0 else []
+            history = [block.depth, block.block_tokens, block.touches, block.first_touch_us, block.last_touch_us]
+            placed = sorted([*index.places[p.place], p.block_bytes, p.references] for p in block.placements)
+            rows.append([named(block.key), parent, history, placed])
+    rows.sort()
+    for place in sorted(range(len(index.places)), key=lambda place: index.places[place]):
+        figures = index.place_figures(place)
+        if figures.blocks or figures.reads or index.is_volume(place):
+            order = [named(index.block(row).key) for row in index.coldest(place, figures.blocks)]
+            rows.append([list(index.places[place]), index.is_volume(place), index.order(place), list(figures), order])
+    rows.append([named(index.block(row).key) for row in index.touched()])
+    return rows
 
 
 def _plan_rows(plan: Plan) -> list[Any]:

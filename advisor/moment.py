@@ -26,10 +26,11 @@ class Moment:
     def of(cls, fold: Fold, behind_s: float, queue_entries: int) -> Moment:
         """The caller holds the fold's lock."""
         volumes = by_speed(fold)
+        reads = [fold.index.place_figures(volume.place).reads for volume in volumes]
         return cls(
             events=fold.events_total,
-            reads_fast=volumes[0].place.reads if volumes else 0,
-            reads_all=sum(volume.place.reads for volume in volumes),
+            reads_fast=reads[0] if reads else 0,
+            reads_all=sum(reads),
             moves_done=sum(n for (_, state), n in fold.moves.counts.items() if state is not MoveState.ABORTED),
             recomputed=fold.recomputed,
             hits_by_tier=(fold.hits_by_tier[1], fold.hits_by_tier[2], fold.hits_by_tier[3], fold.hits_by_tier[4]),

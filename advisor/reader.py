@@ -21,7 +21,7 @@ from advisor.entries import (
     decode_control,
 )
 from advisor.fold import Fold, ProducerState, VolumeState
-from advisor.index import Block, Key, Place
+from advisor.index import BlockRow, IndexFault, Key
 from advisor.log_queries import LogQueries
 from advisor.moment import Moment, by_speed
 from advisor.moves import Move
@@ -70,10 +70,7 @@ class ServiceReader:
         with service.lock:
             fold = service.fold
             moment = Moment.of(fold, service.behind_s(), service.queue_entries())
-            tiers = {tier: [0, 0] for tier in (1, 2, 3, 4)}
-            for place in fold.index.places.values():
-                tiers[place.key.tier][0] += len(place.blocks)
-                tiers[place.key.tier][1] += place.block_bytes
+            totals = fold.index.totals()
             return Summary(
                 version=self._version,
                 term=service.term,
@@ -85,8 +82,11 @@ class ServiceReader:
                 behind_s=moment.behind_s,
                 queue_entries=moment.queue_entries,
                 blocks=moment.blocks,
-                block_bytes=sum(size for _, size in tiers.values()),
-                tiers=[TierView(tier=t, blocks=count, block_bytes=size) for t, (count, size) in tiers.items()],
+                block_bytes=sum(figures.block_bytes for figures in totals.by_tier.values()),
+                tiers=[
+                    TierView(tier=tier, blocks=figures.blocks, block_bytes=figures.block_bytes)
+                    for tier, figures in totals.by_tier.items()
+                ],
                 origin=_origin(moment),
                 fast_hit_ratio=_ratio(moment.reads_fast, moment.reads_all),
                 moves_open=len(fold.moves.open),
@@ -169,26 +169,22 @@ class ServiceReader:
         tenant: str | None = None,
         hash_prefix: str | None = None,
     ) -> BlockPage:
-        start = _parse_cursor(after) if after is not None else None
+        start = _parse_cursor(after) if after is not None else -1
         with self._service.lock:
             fold = self._service.fold
-            wanted = (
-                key
-                for key, block in fold.index.blocks.items()
-                if block.placements
-                and (start is None or key > start)
-                and (hash_prefix is None or f"{key.sequence_hash:032x}".startswith(hash_prefix.lower()))
-                and (tenant is None or _tenant(fold, key) == tenant)
-                and (tier is None or any(place.key.tier == tier for place in block.placements))
-                and (volume is None or any(p.volume and p.key.location == volume for p in block.placements))
-            )
-            page = heapq.nsmallest(limit + 1, wanted)
-            more = len(page) > limit
-            page = page[:limit]
-            return BlockPage(
-                blocks=[_block_view(fold, fold.index.blocks[key]) for key in page],
-                next_cursor=_cursor(page[-1]) if more else None,
-            )
+            place = None
+            if volume is not None:
+                if volume not in fold.volumes:
+                    return BlockPage(blocks=[], next_cursor=None)
+                place = fold.volumes[volume].place
+            namespaces = None if tenant is None else [i for i, n in fold.namespaces.items() if n.tenant == tenant]
+        index = fold.index
+        blocks, next_row = index.page(
+            start, limit, place=place, tier=tier, namespace_ids=namespaces, hash_prefix=hash_prefix or ""
+        )
+        with self._service.lock:
+            views = [_block_view(fold, block) for block in blocks]
+        return BlockPage(blocks=views, next_cursor=None if next_row is None else str(next_row))
 
     def moves(self, limit: int = 50) -> MovesView:
         with self._service.lock:
@@ -219,8 +215,9 @@ class ServiceReader:
         moment = time.monotonic()
         with service.lock:
             placed: Counter[int] = Counter()
-            for place_key, place in service.fold.index.places.items():
-                placed[place_key.producer] += len(place.blocks)
+            figures = service.fold.index.totals().by_place
+            for key, place in zip(service.fold.index.places, figures, strict=False):
+                placed[key.producer] += place.blocks
             return [
                 _producer_view(
                     producer_id,
@@ -259,23 +256,15 @@ def _tenant(fold: Fold, key: Key) -> str:
     return namespace.tenant if namespace is not None else ""
 
 
-def _cursor(key: Key) -> str:
-    return f"{key.namespace_id:016x}.{key.group:02x}.{key.sequence_hash:032x}"
-
-
-def _parse_cursor(cursor: str) -> Key:
-    parts = cursor.split(".")
-    try:
-        if [len(part) for part in parts] != [16, 2, 32]:
-            raise ValueError
-        return Key(*(int(part, 16) for part in parts))
-    except ValueError:
-        raise ValueError(f"cursor {cursor!r} is none of ours: use next_cursor of the page before") from None
+def _parse_cursor(cursor: str) -> int:
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= 10):
+        raise ValueError(f"cursor {cursor!r} is none of ours: use next_cursor of the page before")
+    return int(cursor)
 
 
 def _volume_view(volume: VolumeState, incoming: int, unreachable: str | None, fold: Fold) -> VolumeView:
     described = volume.as_planned()
-    blocks = len(volume.place.blocks)
+    figures = fold.index.place_figures(volume.place)
     if unreachable is not None:
         state = f"agent unreachable: {unreachable}"
     elif volume.volume_id in fold.paused:
@@ -288,13 +277,13 @@ def _volume_view(volume: VolumeState, incoming: int, unreachable: str | None, fo
         agent=volume.agent,
         tier=described.tier,
         speed_rank=described.speed_rank,
-        blocks=blocks,
-        block_bytes=volume.place.block_bytes,
+        blocks=figures.blocks,
+        block_bytes=figures.block_bytes,
         capacity_blocks=described.capacity_blocks,
-        fill=blocks / described.capacity_blocks,
+        fill=figures.blocks / described.capacity_blocks,
         high_watermark=described.high_watermark,
         low_watermark=described.low_watermark,
-        reads=volume.place.reads,
+        reads=figures.reads,
         read_bytes_per_s=volume.rates.get("read"),
         write_bytes_per_s=volume.rates.get("write"),
         incoming=incoming,
@@ -302,14 +291,15 @@ def _volume_view(volume: VolumeState, incoming: int, unreachable: str | None, fo
     )
 
 
-def _place_name(fold: Fold, place: Place) -> str:
-    if place.volume:
-        return place.key.location
-    producer = fold.producers.get(place.key.producer)
-    return f"{producer.name if producer is not None else f'{place.key.producer:016x}'}/{place.key.location}"
+def _place_name(fold: Fold, place: int) -> str:
+    key = fold.index.places[place]
+    if fold.index.is_volume(place):
+        return key.location
+    producer = fold.producers.get(key.producer)
+    return f"{producer.name if producer is not None else f'{key.producer:016x}'}/{key.location}"
 
 
-def _block_view(fold: Fold, block: Block) -> BlockView:
+def _block_view(fold: Fold, block: BlockRow) -> BlockView:
     namespace = fold.namespaces.get(block.key.namespace_id)
     return BlockView(
         hash=f"{block.key.sequence_hash:032x}",
@@ -318,21 +308,30 @@ def _block_view(fold: Fold, block: Block) -> BlockView:
         model=namespace.model if namespace is not None else "",
         group=block.key.group,
         depth=None if block.depth == DEPTH_UNKNOWN else block.depth,
-        parent_hash=f"{block.parent.key.sequence_hash:032x}" if block.parent is not None else "",
+        parent_hash=_parent_hash(fold, block),
         block_tokens=block.block_tokens,
         touches=block.touches,
         last_touch_us=block.last_touch_us,
-        children=len(block.children),
+        children=fold.index.children(block.row, 0)[1],
         placements=[
             PlacementView(
-                place=_place_name(fold, place),
-                tier=place.key.tier,
-                references=placement.references,
-                block_bytes=placement.block_bytes,
+                place=_place_name(fold, placed.place),
+                tier=fold.index.places[placed.place].tier,
+                references=placed.references,
+                block_bytes=placed.block_bytes,
             )
-            for place, placement in sorted(block.placements.items(), key=lambda item: item[0].key)
+            for placed in sorted(block.placements, key=lambda placed: fold.index.places[placed.place])
         ],
     )
+
+
+def _parent_hash(fold: Fold, block: BlockRow) -> str:
+    if block.parent < 0:
+        return ""
+    try:
+        return f"{fold.index.block(block.parent).key.sequence_hash:032x}"
+    except IndexFault:
+        return ""  # it went between the page and this look
 
 
 def _move_view(fold: Fold, move: Move) -> MoveView:

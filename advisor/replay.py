@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from advisor.entries import EntryKind, LogEntry, SettingsEntry, Tick, VolumeEntry, encode_control
 from advisor.errors import AdvisorError
-from advisor.fold import Fold, Row
-from advisor.index import Block, Key, PlaceKey
+from advisor.fold import Fold
+from advisor.index import ORDERS, PlaceKey
 from advisor.intake import Intake, SourceFacts, Taken
-from advisor.policies.eviction import EVICTION_ORDERS
 from advisor.policies.tiering import POLICY_VERSION
 from event_plane.recording import TraceRequest, capture_dialect, read_capture, read_trace
-from event_plane.schema import EventType, Namespace, Tier
+from event_plane.schema import RECORD_DTYPE, Namespace, Records, Tier
 from event_plane.transport import Message
 
 TRACE_BLOCK_TOKENS = 512
@@ -47,13 +48,27 @@ class TraceResult:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A parsed trace: per request its time in ms, its prompt's tokens and its blocks' keys, root to leaf."""
+    """A parsed trace. Request i has the blocks `ends[i - 1]` … `ends[i]` of `records` and `hashes`, root to leaf.
 
-    requests: list[tuple[float, int, list[Key]]]
+    `records` are templates that say which block it is; `hashes` u8 (n, 2) are its halves, low half first.
+    """
+
+    timestamps_ms: list[float]
+    input_tokens: list[int]
+    ends: list[int]
+    records: Records
+    hashes: npt.NDArray[np.uint64]
+
+    @property
+    def requests(self) -> int:
+        return len(self.ends)
 
     @property
     def accesses(self) -> int:
-        return sum(len(keys) for _, _, keys in self.requests)
+        return len(self.records)
+
+
+_NAMESPACE_ID = Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id
 
 
 def load_trace(path: Path) -> Trace:
@@ -61,31 +76,52 @@ def load_trace(path: Path) -> Trace:
 
     Raises `RecordingError` naming the line.
     """
-    namespace_id = Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id
-    known: dict[tuple[int, int], Key] = {}
-    requests = read_trace(path)
-    return Trace([(r.timestamp_ms, r.input_tokens, _path(r, namespace_id, known)) for r in requests])
+    known: dict[tuple[bytes, int], bytes] = {}
+    timestamps_ms: list[float] = []
+    input_tokens: list[int] = []
+    ends: list[int] = []
+    hashes: list[bytes] = []
+    parents: list[bytes] = []
+    depths: list[int] = []
+    tokens: list[int] = []
+    for request in read_trace(path):
+        parent = _NO_HASH
+        for depth, block_id in enumerate(request.block_ids):
+            block_hash = known.get((parent, block_id))
+            if block_hash is None:
+                link = parent + (block_id & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")
+                block_hash = known[parent, block_id] = xxhash.xxh3_128_digest(link)
+            hashes.append(block_hash)
+            parents.append(parent)
+            depths.append(depth)
+            tokens.append(TRACE_BLOCK_TOKENS)
+            parent = block_hash
+        if request.block_ids:
+            tokens[-1] = request.input_tokens - (len(request.block_ids) - 1) * TRACE_BLOCK_TOKENS
+        timestamps_ms.append(request.timestamp_ms)
+        input_tokens.append(request.input_tokens)
+        ends.append(len(hashes))
+    pairs = np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 2)
+    parent_pairs = np.frombuffer(b"".join(parents), np.uint64).reshape(-1, 2)
+    records = np.zeros(len(hashes), RECORD_DTYPE)
+    records["tier"] = Tier.G3
+    records["depth"] = depths
+    records["sequence_hash_lo"], records["sequence_hash_hi"] = pairs[:, 0], pairs[:, 1]
+    records["parent_hash_lo"], records["parent_hash_hi"] = parent_pairs[:, 0], parent_pairs[:, 1]
+    records["block_tokens"] = np.clip(tokens, 0, 0xFFFF)
+    records["hits"] = 1
+    return Trace(timestamps_ms, input_tokens, ends, records, pairs)
 
 
-def _path(request: TraceRequest, namespace_id: int, known: dict[tuple[int, int], Key]) -> list[Key]:
-    keys: list[Key] = []
-    parent = 0
-    for block_id in request.block_ids:
-        key = known.get((parent, block_id))
-        if key is None:
-            link = parent.to_bytes(16, "little") + (block_id & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")
-            key = known[parent, block_id] = Key(namespace_id, 0, xxhash.xxh3_128_intdigest(link))
-        keys.append(key)
-        parent = key.sequence_hash
-    return keys
+_NO_HASH = bytes(16)
 
 
 class TraceReplay:
     """Runs a trace through a fold whose one volume is a cache of `capacity_blocks`, evicting in `policy`'s order."""
 
     def __init__(self, policy: str, capacity_blocks: int) -> None:
-        if policy not in EVICTION_ORDERS:
-            known = ", ".join(sorted(EVICTION_ORDERS))
+        if policy not in ORDERS:
+            known = ", ".join(sorted(ORDERS))
             raise ReplayError(f"policy {policy!r} is not known: choose one of {known}")
         if capacity_blocks < 1:
             raise ReplayError(f"capacity {capacity_blocks} is not a number of blocks: give 1 or more")
@@ -102,48 +138,31 @@ class TraceReplay:
         self._run_blocks = self._run_tokens = self._hits = 0
         self._now_ms = -1.0
 
-    def request(self, timestamp_ms: float, input_tokens: int, keys: list[Key]) -> None:
-        """One request at its arrival."""
+    def request(self, trace: Trace, number: int) -> Records:
+        """One request at its arrival. Returns the events that it came to, as a live producer would have sent them."""
+        timestamp_ms = trace.timestamps_ms[number]
         if timestamp_ms != self._now_ms:
             self._now_ms = timestamp_ms
             self._enter(EntryKind.TICK, encode_control(Tick(now_us=int(timestamp_ms * 1000))))
-        if not keys:
-            return
-        index, cache = self.fold.index, self._cache
-        last = len(keys) - 1
-        last_tokens = input_tokens - last * TRACE_BLOCK_TOKENS
-        run = index.match(keys[0].namespace_id, 0, [key.sequence_hash for key in keys], cache)
+        index = self.fold.index
+        first, end = trace.ends[number - 1] if number else 0, trace.ends[number]
+        run = index.match(_NAMESPACE_ID, 0, trace.hashes[first:end], self._cache)
         self._run_blocks += run
-        self._run_tokens += run * TRACE_BLOCK_TOKENS if run <= last else last * TRACE_BLOCK_TOKENS + last_tokens
-        parent = 0
-        # Rows wait until an eviction needs the order that they make: a request's blocks are all different.
-        rows: list[Row] = []
-        victim: Block | None = None
-        room = self.capacity_blocks - len(cache.blocks)
-        for depth, key in enumerate(keys):
-            tokens = TRACE_BLOCK_TOKENS if depth < last else last_tokens
-            block = index.blocks.get(key)
-            if block is not None and block.placements and block is not victim:
-                self._hits += 1
-                rows.append(_row(_ACCESS, key, parent, depth, tokens))
-            else:
-                if room:
-                    room -= 1
-                else:
-                    self._fold_rows(rows)
-                    victim = next(cache.coldest())
-                    rows = [_row(_REMOVE, victim.key, 0, victim.depth, 0)]
-                rows.append(_row(_STORE, key, parent, depth, tokens))
-            parent = key.sequence_hash
-        self._fold_rows(rows)
+        whole = run == end - first
+        self._run_tokens += trace.input_tokens[number] if whole and run else run * TRACE_BLOCK_TOKENS
+        hits, events = index.serve_from(
+            trace.records[first:end],
+            place=self._cache,
+            namespace_id=_NAMESPACE_ID,
+            capacity_blocks=self.capacity_blocks,
+            now_us=self.fold.now_us,
+        )
+        self._hits += hits
+        self.fold.count_served(events)
+        return events
 
     def result(self) -> TraceResult:
         return TraceResult(self.policy, self.capacity_blocks, self._run_blocks, self._run_tokens, self._hits)
-
-    def _fold_rows(self, rows: list[Row]) -> None:
-        self.fold.apply_rows(_PRODUCER, self._namespaces, (_CACHE,), rows)
-
-    _namespaces = (Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id,)
 
     def _enter(self, kind: EntryKind, payload: bytes) -> None:
         self._position += 1
@@ -162,30 +181,18 @@ def _descriptor(capacity_blocks: int) -> dict[str, object]:
     }
 
 
-_MASK = 0xFFFF_FFFF_FFFF_FFFF
-_STORE, _REMOVE, _ACCESS = int(EventType.STORE), int(EventType.REMOVE), int(EventType.ACCESS)
-
-
-def _row(event_type: int, key: Key, parent: int, depth: int, tokens: int) -> Row:
-    h = key.sequence_hash
-    return (
-        event_type, 0, 3, 0, depth, h & _MASK, h >> 64, 0, 0, parent & _MASK, parent >> 64,
-        0, tokens & 0xFFFF, 0, 0, 0, 0, 0, 1,
-    )  # fmt: skip
-
-
 def replay_trace(
     trace: Trace, policy: str, capacity_blocks: int, progress: Callable[[int], None] = lambda _: None
 ) -> TraceReplay:
     """Run the whole trace; `progress` is told how many requests have been done since it was last told."""
     replay = TraceReplay(policy, capacity_blocks)
     told = 0
-    for number, (timestamp_ms, input_tokens, keys) in enumerate(trace.requests, start=1):
-        replay.request(timestamp_ms, input_tokens, keys)
+    for number in range(trace.requests):
+        replay.request(trace, number)
         if number - told >= 256:
             progress(number - told)
             told = number
-    progress(len(trace.requests) - told)
+    progress(trace.requests - told)
     return replay
 
 
@@ -241,7 +248,12 @@ def _fold_taken(fold: Fold, taken: Taken, position: int) -> int:
 
 def live_blocks(fold: Fold) -> list[int]:
     """Low 64 bits of the hash of each block that is placed somewhere, sorted."""
-    return sorted(key.sequence_hash & _MASK for key, block in fold.index.blocks.items() if block.placements)
+    live: list[int] = []
+    after: int | None = -1
+    while after is not None:
+        blocks, after = fold.index.page(after, 10_000)
+        live += [block.key.sequence_hash & 0xFFFF_FFFF_FFFF_FFFF for block in blocks]
+    return sorted(live)
 
 
 def as_json(result: TraceResult) -> dict[str, object]:

@@ -113,9 +113,9 @@ def _capture_report(path: Path) -> FileReport:
 
 def _trace_report(path: Path, policies: list[str], capacities: list[int], *, keep_live: bool) -> FileReport:
     trace = load_trace(path)
-    report = FileReport(str(path), "trace", requests=len(trace.requests), events=trace.accesses)
+    report = FileReport(str(path), "trace", requests=trace.requests, events=trace.accesses)
     jobs = [(name, blocks) for name in policies for blocks in capacities]
-    with _progress(path.name, len(jobs) * len(trace.requests)) as advance:
+    with _progress(path.name, len(jobs) * trace.requests) as advance:
         if len(jobs) == 1:
             replayed = [_finish(replay_trace(trace, *jobs[0], advance), keep_live)]
         else:

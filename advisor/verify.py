@@ -113,7 +113,7 @@ def _removed(batch: Batch) -> dict[str, set[Key]]:
 
 def _placed(fold: Fold, volume: VolumeState, key: Key) -> bool:
     block = fold.index.get(key)
-    return block is not None and volume.place in block.placements
+    return block is not None and block.placed_in(volume.place) is not None
 
 
 def verify(
@@ -231,10 +231,15 @@ def _logged(scanned: Scanned, fold: Fold) -> set[Key]:
     """The blocks that the log places on a volume, also before the advisor has seen who owns it."""
     volume = fold.volumes.get(scanned.descriptor.id)
     if volume is not None:
-        return {block.key for block in volume.place.blocks}
+        return _keys_in(fold, volume.place)
     place_key = PlaceKey(producer_id(scanned.agent), scanned.descriptor.tier, scanned.descriptor.id)
-    place = fold.index.places.get(place_key)
-    return {block.key for block in place.blocks} if place is not None else set()
+    place = fold.index.known_place(place_key)
+    return _keys_in(fold, place) if place is not None else set()
+
+
+def _keys_in(fold: Fold, place: int) -> set[Key]:
+    index = fold.index
+    return {index.block(row).key for row in index.coldest(place, index.place_figures(place).blocks)}
 
 
 def _table(findings: list[VolumeFinding]) -> Table:

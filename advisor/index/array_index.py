@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from advisor.index import apply_kernel, audit_kernels, change_kernels, match_kernel, order_kernels
+from advisor.index import apply_kernel, audit_kernels, cache_kernel, change_kernels, match_kernel, order_kernels
 from advisor.index.errors import IndexFault, IndexFull
 from advisor.index.heat import EXACT_LEVEL_MAX
 from advisor.index.keys import Key, PlaceKey
@@ -198,6 +198,22 @@ class ArrayIndex:
             if hits.any():
                 applied.hits_by_tier = {tier: count for tier, count in enumerate(hits.tolist()) if count}
         return applied
+
+    def serve_from(
+        self, records: Records, *, place: int, namespace_id: int, capacity_blocks: int, now_us: int
+    ) -> tuple[int, Records]:
+        """Run one request's blocks (root to leaf, group 0) through `place` as a cache of `capacity_blocks`.
+
+        Returns how many were present when their turn came, and the records as they were applied: Access, Store, and
+        Remove for what gave way.
+        """
+        sent = np.empty(2 * len(records), RECORD_DTYPE)
+        with self.lock:
+            realm = self._make_realm(namespace_id, 0)
+            present, count = cache_kernel.serve_request(
+                self.tables, records, place, realm, capacity_blocks, min(now_us // 1000, TIME_MS_MAX), sent
+            )
+        return int(present), sent[: int(count)]
 
     def clear(self, places: Iterable[int], namespace_id: int | None = None) -> int:
         """Take every block, or those of one namespace, out of `places`; returns how many placements went."""

@@ -8,12 +8,12 @@ and limits that it is given, and changes nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from advisor.index import Block, BlockIndex, Key, Place
+from advisor.index import ArrayIndex, BlockRow, Key
 from advisor.moves import FREES_SOURCE, MoveKind, MoveTable
 from advisor.wording import bytes_text, duration_text, ordinal
 
@@ -40,7 +40,7 @@ class Volume:
 
     volume_id: str
     agent: str
-    place: Place
+    place: int
     tier: int
     speed_rank: int
     capacity_blocks: int
@@ -54,7 +54,7 @@ class Proposal:
     """A move before it has an id."""
 
     kind: MoveKind
-    block: Block
+    block: BlockRow
     source: str
     target: str
     block_bytes: int
@@ -77,17 +77,17 @@ class Plan:
     refused: int = 0
     """All refusals; `refusals` keeps the first few."""
 
-    def refuse(self, block: Block, volume: str, reason: str) -> None:
+    def refuse(self, block: BlockRow, volume: str, reason: str) -> None:
         self.refused += 1
         if len(self.refusals) < REFUSALS_PER_PLAN_MAX:
             self.refusals.append(Refusal(block.key, volume, reason))
 
 
 def plan_moves(
-    index: BlockIndex,
+    index: ArrayIndex,
     volumes: Sequence[Volume],
     moves: MoveTable,
-    touched: Iterable[Block],
+    touched: Iterable[BlockRow],
     limits: Limits,
     now_us: int,
     paused: frozenset[str] = frozenset(),
@@ -102,7 +102,7 @@ def plan_moves(
     for faster, volume in enumerate(ordered):
         _relieve(plan, index, volume, ordered[faster + 1 :], moves, limits, budget, occupied, now_us)
     if len(ordered) > 1:
-        _promote(plan, ordered, moves, touched, limits, budget, occupied, now_us)
+        _promote(plan, index, ordered, moves, touched, limits, budget, occupied, now_us)
     return plan
 
 
@@ -121,13 +121,13 @@ class _Budget:
         return True
 
 
-def _occupied(index: BlockIndex, volumes: Sequence[Volume], moves: MoveTable) -> Counter[str]:
+def _occupied(index: ArrayIndex, volumes: Sequence[Volume], moves: MoveTable) -> Counter[str]:
     """Slots in use or promised on each volume, less those that open moves will free."""
-    occupied = Counter({v.volume_id: len(v.place.blocks) for v in volumes})
+    occupied = Counter({v.volume_id: index.place_figures(v.place).blocks for v in volumes})
     places = {v.volume_id: v.place for v in volumes}
     for move in moves.open.values():
         block = index.get(move.key)
-        here: Mapping[Place, object] = {} if block is None else block.placements
+        here = set() if block is None else {placed.place for placed in block.placements}
         if move.occupies_target and move.target in places and places[move.target] not in here:
             occupied[move.target] += 1
         if move.kind in FREES_SOURCE and move.source in places and places[move.source] in here:
@@ -141,7 +141,7 @@ def _slots_high(volume: Volume) -> int:
 
 def _relieve(
     plan: Plan,
-    index: BlockIndex,
+    index: ArrayIndex,
     volume: Volume,
     slower: Sequence[Volume],
     moves: MoveTable,
@@ -158,21 +158,23 @@ def _relieve(
     if surplus < 1:
         return
     pressed = f"{volume.volume_id} reached its high watermark of {volume.high_watermark:.0%}"
-    stays: set[Block] = set()
-    for block in index.leaves_first(volume.place):
+    held: set[int] = set()
+    """Rows whose child stays: they stay too. A block comes after all its children."""
+    for row in index.every_leaf_first(volume.place):
         if surplus < 1:
             break
-        if any(child in stays for child in block.children):
-            stays.add(block)
+        block = index.block(row)
+        if row in held:
+            held.add(block.parent)
             continue
         open_move = moves.of(block.key)
         if open_move is not None:
             if not (open_move.kind in FREES_SOURCE and open_move.source == volume.volume_id):
-                stays.add(block)
+                held.add(block.parent)
             continue
-        proposal = _way_down(plan, block, volume, slower, occupied, pressed, now_us)
+        proposal = _way_down(plan, index, block, volume, slower, occupied, pressed, now_us)
         if proposal is None or not budget.spend(proposal.block_bytes if proposal.kind is MoveKind.DEMOTE else 0):
-            stays.add(block)
+            held.add(block.parent)
             continue
         plan.proposals.append(proposal)
         occupied[volume.volume_id] -= 1
@@ -181,19 +183,25 @@ def _relieve(
         surplus -= 1
 
 
+def _bytes_in(block: BlockRow, volume: Volume) -> int:
+    placed = block.placed_in(volume.place)
+    return 0 if placed is None else placed.block_bytes
+
+
 def _way_down(
     plan: Plan,
-    block: Block,
+    index: ArrayIndex,
+    block: BlockRow,
     volume: Volume,
     slower: Sequence[Volume],
     occupied: Counter[str],
     pressed: str,
     now_us: int,
 ) -> Proposal | None:
-    size = block.placements[volume.place].block_bytes
+    size = _bytes_in(block, volume)
     idle = f"untouched {duration_text(max(0, now_us - block.last_touch_us) / 1e6)}" if block.touches else "never used"
     for other in slower:
-        if other.place in block.placements:
+        if block.placed_in(other.place) is not None:
             reason = f"{idle}; {pressed}; {other.volume_id} holds a copy"
             return Proposal(MoveKind.DROP, block, volume.volume_id, other.volume_id, size, reason)
     for other in slower:
@@ -203,16 +211,17 @@ def _way_down(
     if slower:
         plan.refuse(block, volume.volume_id, f"{pressed}, but no slower volume has room")
         return None
-    if sum(1 for _ in block.volume_placements()) > 1:
+    if any(index.is_volume(placed.place) for placed in block.placements if placed.place != volume.place):
         return None
     return Proposal(MoveKind.DELETE, block, volume.volume_id, "", size, f"{idle}; {pressed}; no slower volume")
 
 
 def _promote(
     plan: Plan,
+    index: ArrayIndex,
     ordered: Sequence[Volume],
     moves: MoveTable,
-    touched: Iterable[Block],
+    touched: Iterable[BlockRow],
     limits: Limits,
     budget: _Budget,
     occupied: Counter[str],
@@ -220,11 +229,11 @@ def _promote(
 ) -> None:
     """Copy blocks used since the last plan to the fastest volume, most used first, parents before children."""
     fast = ordered[0]
-    waiting: list[tuple[Block, Volume]] = []
+    waiting: list[tuple[BlockRow, Volume]] = []
     for block in touched:
-        if fast.place in block.placements or moves.of(block.key) is not None:
+        if block.placed_in(fast.place) is not None or moves.of(block.key) is not None:
             continue
-        source = next((v for v in ordered[1:] if v.place in block.placements), None)
+        source = next((v for v in ordered[1:] if block.placed_in(v.place) is not None), None)
         if source is None:
             continue
         if block.touches < limits.promote_touches:
@@ -232,12 +241,12 @@ def _promote(
             continue
         waiting.append((block, source))
     waiting.sort(key=lambda pair: (-pair[0].touches, pair[0].depth, pair[0].key))
-    promised: set[Block] = set()
+    promised: set[int] = set()
     for block, source in waiting:
-        size = block.placements[source.place].block_bytes
+        size = _bytes_in(block, source)
         if occupied[fast.volume_id] >= _slots_high(fast):
             plan.refuse(block, fast.volume_id, f"{fast.volume_id} has no room below its high watermark")
-        elif block.parent is not None and fast.place not in block.parent.placements and block.parent not in promised:
+        elif block.parent >= 0 and block.parent not in promised and not index.is_placed(block.parent, fast.place):
             plan.refuse(block, fast.volume_id, f"its parent is not on {fast.volume_id}, so a read would stop before it")
         elif len(promised) >= limits.promote_moves_max:
             plan.refuse(block, fast.volume_id, f"this plan's {limits.promote_moves_max} promotions are spent")
@@ -248,11 +257,11 @@ def _promote(
             plan.proposals.append(
                 Proposal(MoveKind.PROMOTE, block, source.volume_id, fast.volume_id, size, reason)
             )
-            promised.add(block)
+            promised.add(block.row)
             occupied[fast.volume_id] += 1
 
 
-def _why_promote(block: Block, source: Volume, fast: Volume, size: int, now_us: int) -> str:
+def _why_promote(block: BlockRow, source: Volume, fast: Volume, size: int, now_us: int) -> str:
     reason = f"{ordinal(block.touches)} touch in {duration_text(max(0, now_us - block.first_touch_us) / 1e6)}"
     if source.read_bytes_per_s and fast.read_bytes_per_s:
         saved_s = size / source.read_bytes_per_s - size / fast.read_bytes_per_s
