@@ -30,7 +30,7 @@ from advisor.index import ArrayIndex, Key, PlaceKey
 from advisor.moves import IllegalMove, Move, MoveTable, Trigger
 from advisor.policies.tiering import Limits, Plan, Volume, plan_moves
 from event_plane import wire
-from event_plane.schema import Batch, BatchKind, EventType, Namespace, Records
+from event_plane.schema import Batch, BatchKind, Namespace, Records
 
 REFUSALS_KEPT_MAX = 256
 RATE_WEIGHT = 0.3
@@ -148,7 +148,7 @@ class Fold:
             self.index,
             [volume.as_planned() for volume in self.volumes.values()],
             self.moves,
-            self.index.blocks_of(self.index.touched_since_drain()),
+            self.index.touched_since_drain(),
             self.limits,
             self.now_us,
             frozenset(self.paused),
@@ -267,12 +267,10 @@ class Fold:
             producer = self.producers[producer_id]
             producer.partial, producer.note = False, ""
 
-    def count_served(self, records: Records) -> None:
-        """Count records that `ArrayIndex.serve_from` has applied already: a replay's."""
-        self.events_total += len(records)
-        accesses = records[records["event_type"] == int(EventType.ACCESS)]
-        for tier, hits in zip(accesses["tier"].tolist(), accesses["hits"].tolist(), strict=True):
-            self.hits_by_tier[tier] += hits
+    def count_served(self, tier: int, events: int, hits: int) -> None:
+        """Count events that `ArrayIndex.serve_from` has applied already: a replay's."""
+        self.events_total += events
+        self.hits_by_tier[tier] += hits
 
     # -- proof
 

@@ -22,7 +22,7 @@ from advisor.fold import Fold
 from advisor.index import ORDERS, PlaceKey
 from advisor.intake import Intake, SourceFacts, Taken
 from advisor.policies.tiering import POLICY_VERSION
-from event_plane.recording import TraceRequest, capture_dialect, read_capture, read_trace
+from event_plane.recording import capture_dialect, read_capture, read_trace
 from event_plane.schema import RECORD_DTYPE, Namespace, Records, Tier
 from event_plane.transport import Message
 
@@ -68,7 +68,7 @@ class Trace:
         return len(self.records)
 
 
-_NAMESPACE_ID = Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id
+NAMESPACE_ID = Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id
 
 
 def load_trace(path: Path) -> Trace:
@@ -146,19 +146,19 @@ class TraceReplay:
             self._enter(EntryKind.TICK, encode_control(Tick(now_us=int(timestamp_ms * 1000))))
         index = self.fold.index
         first, end = trace.ends[number - 1] if number else 0, trace.ends[number]
-        run = index.match(_NAMESPACE_ID, 0, trace.hashes[first:end], self._cache)
+        run = index.match(NAMESPACE_ID, 0, trace.hashes[first:end], self._cache)
         self._run_blocks += run
         whole = run == end - first
         self._run_tokens += trace.input_tokens[number] if whole and run else run * TRACE_BLOCK_TOKENS
         hits, events = index.serve_from(
             trace.records[first:end],
             place=self._cache,
-            namespace_id=_NAMESPACE_ID,
+            namespace_id=NAMESPACE_ID,
             capacity_blocks=self.capacity_blocks,
             now_us=self.fold.now_us,
         )
         self._hits += hits
-        self.fold.count_served(events)
+        self.fold.count_served(Tier.G3, len(events), hits)
         return events
 
     def result(self) -> TraceResult:

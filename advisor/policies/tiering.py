@@ -87,12 +87,12 @@ def plan_moves(
     index: ArrayIndex,
     volumes: Sequence[Volume],
     moves: MoveTable,
-    touched: Iterable[BlockRow],
+    touched: Iterable[int],
     limits: Limits,
     now_us: int,
     paused: frozenset[str] = frozenset(),
 ) -> Plan:
-    """Plan over `volumes`; `touched` are the blocks used since the last plan, in order. Paused volumes take no part."""
+    """Plan over `volumes`; `touched` are the rows of blocks used since the last plan, in order. Paused volumes take no part."""
     plan = Plan()
     ordered = sorted((v for v in volumes if v.volume_id not in paused), key=lambda v: (v.speed_rank, v.volume_id))
     if not ordered:
@@ -221,7 +221,7 @@ def _promote(
     index: ArrayIndex,
     ordered: Sequence[Volume],
     moves: MoveTable,
-    touched: Iterable[BlockRow],
+    touched: Iterable[int],
     limits: Limits,
     budget: _Budget,
     occupied: Counter[str],
@@ -230,7 +230,8 @@ def _promote(
     """Copy blocks used since the last plan to the fastest volume, most used first, parents before children."""
     fast = ordered[0]
     waiting: list[tuple[BlockRow, Volume]] = []
-    for block in touched:
+    for row in touched:
+        block = index.block(row)
         if block.placed_in(fast.place) is not None or moves.of(block.key) is not None:
             continue
         source = next((v for v in ordered[1:] if block.placed_in(v.place) is not None), None)

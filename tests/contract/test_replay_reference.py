@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from advisor.replay import Trace, as_json, live_blocks, load_trace, replay_capture, replay_trace
+from advisor.replay import (
+    NAMESPACE_ID,
+    Trace,
+    TraceReplay,
+    as_json,
+    live_blocks,
+    load_trace,
+    replay_capture,
+    replay_trace,
+)
 
 TRACE = "traces/mooncake_conversation_trace.jsonl.gz"
+CAPACITIES = (1_000, 5_859, 10_000, 30_000, 50_000, 100_000)
 FIGURES = ("run_blocks", "run_tokens", "seq_block_hits")
 
 
@@ -25,12 +37,13 @@ def reference(shared_data: Path) -> dict[str, dict[str, int]]:
 
 
 def test_trace_has_the_counts_of_its_description(conversation: Trace) -> None:
-    assert len(conversation.requests) == 12_031
+    assert conversation.requests == 12_031
     assert conversation.accesses == 288_500
-    assert len({key for _, _, keys in conversation.requests for key in keys}) == 182_790
+    assert len(np.unique(conversation.hashes, axis=0)) == 182_790
+    assert sum(conversation.input_tokens) == 144_793_823
 
 
-@pytest.mark.parametrize(("policy", "capacity"), [("lru", 1_000), ("lru", 30_000), ("lfu", 1_000), ("lfu", 5_859)])
+@pytest.mark.parametrize(("policy", "capacity"), list(product(("lru", "lfu"), CAPACITIES)))
 def test_hit_figures_equal_the_reference(
     conversation: Trace, reference: dict[str, dict[str, int]], policy: str, capacity: int
 ) -> None:
@@ -55,3 +68,17 @@ def test_bytes_capture_ends_with_the_blocks_of_the_engines_own_cache(shared_data
     oracle = json.loads((shared_data / "captures/vllm033_bytes.cap.oracle.json").read_text())
     replayed = replay_capture(shared_data / "captures/vllm033_bytes.cap")
     assert live_blocks(replayed.fold) == sorted(int(h[-16:], 16) for h in oracle)
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_events_of_a_replay_fold_to_the_same_state_one_batch_at_a_time(conversation: Trace, policy: str) -> None:
+    replay, fold = TraceReplay(policy, 500), TraceReplay(policy, 500).fold
+    for number in range(400):
+        events = replay.request(conversation, number)
+        if replay.fold.position != fold.position:
+            fold.tick(replay.fold.now_us, replay.fold.position)
+            fold.position = replay.fold.position
+        fold.apply_records(1, [NAMESPACE_ID], ["cache"], events)
+    assert fold.index.totals() == replay.fold.index.totals()
+    assert fold.digest() == replay.fold.digest()
+

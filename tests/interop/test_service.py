@@ -200,7 +200,7 @@ def test_doubled_and_reordered_batches_change_nothing(tmp_path: Path, urls: tupl
         send_until(raw, shuffled, lambda: len(service.fold.index) == 60, "60 blocks")
         send_until(raw, shuffled, lambda: sum(service.log_thread.intake.duplicates.values()) > 20, "duplicates")  # type: ignore[union-attr]
         assert service.fold.events_total == 60
-        assert all(block.touches == 1 for block in service.fold.index.blocks.values())
+        assert {block.touches for block in service.fold.index.page(limit=1_000)[0]} == {1}
     batches_only = fold_log(tmp_path, only=EntryKind.BATCH)
     assert batches_only.producers[PRODUCER].batches == 6
     assert not batches_only.producers[PRODUCER].partial
@@ -212,14 +212,14 @@ def test_gap_that_nobody_fills_clears_the_producer_and_marks_it_partial(
     with AdvisorService(settings_for(tmp_path, urls)) as service:
         send_until(raw, [(0, our_batch(0, range(1, 11)))], lambda: len(service.fold.index) == 10, "10 blocks")
         raw.send(3, our_batch(3, range(41, 51)))
-        place = PlaceKey(PRODUCER, 1, "gpu")
+        place = service.fold.index.place(PlaceKey(PRODUCER, 1, "gpu"))
         eventually(
-            lambda: service.fold.producers[PRODUCER].partial and len(service.fold.index.place(place).blocks) == 10,
+            lambda: service.fold.producers[PRODUCER].partial and service.fold.index.place_figures(place).blocks == 10,
             "the gap given up",
         )
         state = service.fold.producers[PRODUCER]
         assert state.note.startswith("batches 1–2 could not be had")
-        assert {key.sequence_hash for key, b in service.fold.index.blocks.items() if b.placements} == set(range(41, 51))
+        assert {b.key.sequence_hash for b in service.fold.index.page(limit=1_000)[0]} == set(range(41, 51))
     log = SqlLog(tmp_path / "log.db", read_only=True)
     lost = [wire.decode(e.payload) for e in log.read() if e.kind is EntryKind.BATCH and e.sequence == 1]
     log.close()
@@ -254,5 +254,5 @@ def test_foreign_engine_that_restarts_silently_is_a_new_life(
         send_until(raw, second, lambda: len(service.fold.index) == 2, "second life")
         (state,) = service.fold.producers.values()
         assert state.epochs_closed >= 1
-        assert {key.sequence_hash for key in service.fold.index.blocks} == {8, 9}
+        assert {block.key.sequence_hash for block in service.fold.index.page()[0]} == {8, 9}
     assert fold_log(tmp_path).digest() == service.fold.digest()

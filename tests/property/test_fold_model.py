@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from advisor.entries import EntryKind, LogEntry
 from advisor.fold import Fold
-from advisor.index import Key, PlaceKey
+from advisor.index import ArrayIndex, IndexSize, Key, PlaceKey
 from event_plane import wire
 from event_plane.schema import (
     Batch,
@@ -46,8 +46,8 @@ class Model:
 class FoldMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.fold = Fold()
-        self.again = Fold()
+        self.fold = Fold(ArrayIndex(IndexSize.for_blocks(256, 1024)))
+        self.again = Fold(ArrayIndex(IndexSize.for_blocks(256, 1024)))
         self.model = Model()
         self.position = 0
         self.epochs = dict.fromkeys(PRODUCERS, 1)
@@ -140,14 +140,17 @@ class FoldMachine(RuleBasedStateMachine):
 
     @invariant()
     def same_placements(self) -> None:
-        self.fold.index.check()
+        index = self.fold.index
+        index.check()
         for producer, places in self.model.placed.items():
             for (tier, location), placed in places.items():
-                place = self.fold.index.place(PlaceKey(producer, tier, location))
-                assert {b.key: x.references for b, x in place.blocks.items()} == {k: n for k, n in placed.items() if n}
+                place = index.place(PlaceKey(producer, tier, location))
+                found = [index.block(row) for row in index.coldest(place, 100)]
+                there = {block.key: block.placed_in(place).references for block in found}  # type: ignore[union-attr]
+                assert there == {key: references for key, references in placed.items() if references}
         every = [placed for places in self.model.placed.values() for placed in places.values()]
         live = {key for placed in every for key, references in placed.items() if references}
-        assert len(self.fold.index) == len(live)
+        assert len(index) == len(live)
 
     @invariant()
     def matches_stop_at_the_first_absent_block(self) -> None:
@@ -159,10 +162,6 @@ class FoldMachine(RuleBasedStateMachine):
         # Decoded from the bytes this time: the same log gives the same state.
         for entry in self.log:
             self.again.apply(entry)
-        for producer, places in self.model.placed.items():
-            for tier, location in places:
-                # `same_placements` names every place; the digest counts places.
-                self.again.index.place(PlaceKey(producer, tier, location))
         assert self.again.digest() == self.fold.digest()
 
 

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-from advisor.index import Block, BlockIndex, Key, Place, PlaceKey
+from dataclasses import replace
+
+from advisor.index import ArrayIndex, IndexSize, Key, PlaceKey
 from advisor.moves import Move, MoveKind, MoveTable
-from advisor.policies.eviction import LfuOrder
 from advisor.policies.tiering import Limits, Plan, Volume, plan_moves
+from event_plane.schema import BatchTables, EventRecord, EventType, Namespace, RecordFlag, to_records
 
 NOW_US = 100_000_000
+NAMESPACE = Namespace(tenant="acme")
 
 
 class Shelf:
     """A fast and a slow volume over one index."""
 
     def __init__(self, fast_blocks: int = 10, slow_blocks: int = 100) -> None:
-        self.index = BlockIndex()
+        self.index = ArrayIndex(IndexSize.for_blocks(1_000, 4_000))
         self.moves = MoveTable()
         self.fast = self.volume("fast", 0, fast_blocks)
         self.slow = self.volume("slow", 1, slow_blocks)
-        self.touched: dict[Block, None] = {}
 
     def volume(self, name: str, rank: int, capacity: int, **rates: float) -> Volume:
         place = self.index.place(PlaceKey(1, 3 + rank, name))
-        place.volume = True
+        self.index.set_volume(place, True)
         return Volume(name, "agent", place, 3 + rank, rank, capacity, 0.9, 0.5, **rates)
 
-    def put(self, volume: Volume, h: int, parent: int = 0, touches: int = 1, at_us: int = 1_000_000) -> Block:
-        key = Key(7, 0, h)
-        parent_key = Key(7, 0, parent) if parent else None
-        block, _ = self.index.store(key, volume.place, parent_key, 0xFFFF_FFFF if parent else 0, 4096, 16)
-        if touches:
-            self.index.touch(block, volume.place, touches, at_us)
-            self.touched[block] = None
-        return block
+    def put(self, volume: Volume, h: int, parent: int = 0, touches: int = 1, at_us: int = 1_000_000) -> None:
+        event = EventRecord(
+            EventType.STORE, volume.tier, h, NAMESPACE, volume.volume_id, parent, block_size=4096, flags=RecordFlag.COPY
+        )
+        event.depth = 0xFFFF_FFFF if parent else 0
+        use = replace(event, event_type=EventType.ACCESS, hits=touches, flags=0)
+        self.send([event, use] if touches else [event], at_us)
+
+    def send(self, events: list[EventRecord], at_us: int) -> None:
+        tables = BatchTables()
+        records = to_records(events, tables, 0)
+        ids = [namespace.namespace_id for namespace in tables.namespaces]
+        self.index.apply(records, producer=1, namespace_ids=ids, locations=list(tables.locations), now_us=at_us)
 
     def plan(self, paused: frozenset[str] = frozenset(), **limits: int) -> Plan:
         volumes = [self.slow, self.fast]
-        return plan_moves(self.index, volumes, self.moves, self.touched, Limits(**limits), NOW_US, paused)
+        return plan_moves(self.index, volumes, self.moves, self.index.touched(), Limits(**limits), NOW_US, paused)
 
 
 def moves(plan: Plan) -> list[tuple[MoveKind, int, str, str]]:
@@ -94,7 +101,7 @@ def test_full_volume_drops_what_a_slower_one_holds_and_copies_the_rest_coldest_f
     for h in range(1, 10):
         shelf.put(shelf.fast, h, touches=1, at_us=h * 1_000_000)
     shelf.put(shelf.slow, 2, touches=0)
-    shelf.touched.clear()
+    shelf.index.touched_since_drain()
     plan = shelf.plan()
     assert moves(plan) == [
         (MoveKind.DEMOTE, 1, "fast", "slow"),
@@ -116,7 +123,7 @@ def test_ancestors_of_a_block_in_an_open_move_stay() -> None:
     shelf = Shelf()
     for h in range(1, 10):
         shelf.put(shelf.fast, h, parent=h - 1, touches=1)
-    shelf.moves.add([Move("1-0", MoveKind.PROMOTE, Key(7, 0, 9), "slow", "fast", 4096, "", 0, 0)])
+    shelf.moves.add([Move("1-0", MoveKind.PROMOTE, Key(NAMESPACE.namespace_id, 0, 9), "slow", "fast", 4096, "", 0, 0)])
     assert moves(shelf.plan()) == []
 
 
@@ -125,7 +132,7 @@ def test_slowest_volume_deletes_coldest_leaves_that_have_no_other_copy() -> None
     for h in range(1, 10):
         shelf.put(shelf.slow, h, touches=1, at_us=h * 1_000_000)
     shelf.put(shelf.fast, 1, touches=0)
-    shelf.touched.clear()
+    shelf.index.touched_since_drain()
     assert moves(shelf.plan()) == [(MoveKind.DELETE, h, "slow", "") for h in (2, 3, 4, 5)]
 
 
@@ -133,7 +140,7 @@ def test_open_moves_count_against_their_target_and_the_budget() -> None:
     shelf = Shelf(fast_blocks=4)
     for h in (1, 2, 3, 4):
         shelf.put(shelf.slow, h, touches=2)
-    shelf.moves.add([Move("1-0", MoveKind.PROMOTE, Key(7, 0, 4), "slow", "fast", 4096, "", 0, 0)])
+    shelf.moves.add([Move("1-0", MoveKind.PROMOTE, Key(NAMESPACE.namespace_id, 0, 4), "slow", "fast", 4096, "", 0, 0)])
     assert [h for _, h, _, _ in moves(shelf.plan())] == [1, 2]
     assert [h for _, h, _, _ in moves(shelf.plan(moves_open_max=2))] == [1]
     assert moves(shelf.plan(moves_bytes_max=4095)) == []
@@ -146,32 +153,5 @@ def test_paused_volume_takes_no_part() -> None:
 
 
 def test_no_volumes_no_plan() -> None:
-    assert plan_moves(BlockIndex(), [], MoveTable(), [], Limits(), NOW_US) == Plan()
-
-
-def test_lfu_order_forgets_at_removal_and_breaks_ties_by_promotion() -> None:
-    index = BlockIndex()
-    place: Place = index.place(PlaceKey(1, 3, "v"))
-    index.set_order(place, LfuOrder())
-    blocks = [index.store(Key(1, 0, h), place, None, 0, 1, 1)[0] for h in (1, 2, 3)]
-    index.touch(blocks[0], place, 1, 5)
-    assert [b.key.sequence_hash for b in place.coldest()] == [2, 3, 1]
-    index.touch(blocks[2], place, 1, 6)
-    index.touch(blocks[1], place, 1, 7)
-    assert [b.key.sequence_hash for b in place.coldest()] == [1, 3, 2]
-    index.remove(blocks[0], place)
-    block, entered = index.store(Key(1, 0, 1), place, None, 0, 1, 1)
-    assert entered
-    assert next(place.coldest()) is block
-
-
-def test_use_in_host_memory_refreshes_the_volumes_that_hold_the_block() -> None:
-    index = BlockIndex()
-    host, volume = index.place(PlaceKey(1, 2, "host")), index.place(PlaceKey(2, 3, "v"))
-    volume.volume = True
-    first = index.store(Key(1, 0, 1), volume, None, 0, 1, 1)[0]
-    index.store(Key(1, 0, 1), host, None, 0, 1, 1)
-    index.store(Key(1, 0, 2), volume, None, 0, 1, 1)
-    index.touch(first, host, 3, 9)
-    assert [b.key.sequence_hash for b in volume.coldest()] == [2, 1]
-    assert (first.touches, first.last_touch_us) == (3, 9)
+    index = ArrayIndex(IndexSize.for_blocks(16))
+    assert plan_moves(index, [], MoveTable(), [], Limits(), NOW_US) == Plan()
