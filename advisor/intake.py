@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from advisor.entries import EntryKind, LogEntry, NewEntry
@@ -14,7 +15,7 @@ from event_plane import wire
 from event_plane.dialects.vllm import VllmDialect
 from event_plane.errors import DialectError, WireError
 from event_plane.schema import RECORD_DTYPE, Batch, BatchKind, Namespace, SnapshotRange, producer_id
-from event_plane.sequence import Accept, Action, Arrival, AskResend, Duplicate, Lost, SequenceGate
+from event_plane.sequence import Accept, Action, Arrival, AskResend, Duplicate, Lost, SequenceGate, StreamState
 from event_plane.transport import Message
 
 _NO_RECORDS = np.empty(0, dtype=RECORD_DTYPE)
@@ -60,6 +61,13 @@ class _Item:
     batch: Batch | None
 
 
+class Cursors(msgspec.Struct, array_like=True):
+    """The gate's memory and the names of its producers, at one position of the log."""
+
+    streams: list[StreamState] = []
+    names: dict[int, str] = {}
+
+
 class Intake:
     """Takes messages of several sources; gives batches that are next in their producer's order."""
 
@@ -80,15 +88,28 @@ class Intake:
     def restore(self, entry: LogEntry, batch: Batch) -> None:
         """Move the producer's cursor past a batch that is in the log already."""
         through = batch.snapshot.through if batch.kind is BatchKind.LOST and batch.snapshot is not None else None
-        source = entry.source.partition("/")[0]
-        if source in self._facts:
-            self._source_of[batch.producer] = source
-            self._name_of[batch.producer] = entry.source
-        if entry.foreign_crc is not None:
-            self._foreign_producers.add(batch.producer)
+        self._name(batch.producer, entry.source, foreign=entry.foreign_crc is not None)
         self.gate.restore(
             batch.producer, batch.epoch, batch.sequence, entry.foreign_crc, entry.foreign_crc is not None, through
         )
+
+    def cursors(self) -> Cursors:
+        """What must be kept with a checkpoint: every producer's cursor, and the name it was logged under."""
+        return Cursors(self.gate.export(), dict(self._name_of))
+
+    def load(self, cursors: Cursors) -> None:
+        """Take up what `cursors` gave, before anything is restored or offered."""
+        self.gate.load(cursors.streams)
+        for stream in cursors.streams:
+            self._name(stream.producer, cursors.names.get(stream.producer, ""), foreign=stream.foreign)
+
+    def _name(self, producer: int, name: str, *, foreign: bool) -> None:
+        source = name.partition("/")[0]
+        if source in self._facts:
+            self._source_of[producer] = source
+            self._name_of[producer] = name
+        if foreign:
+            self._foreign_producers.add(producer)
 
     def first_wanted(self, source: str) -> int:
         """The sequence to ask a source to send again from when connecting: the last one known, 0 where none is."""

@@ -44,9 +44,11 @@ def to_entry(row: Row[Any]) -> LogEntry:
     )
 
 
-def read_decoded(log: EventLog, path: Path) -> Iterator[tuple[LogEntry, Batch | None]]:
-    """All entries in order, each with its batch if it is one. Raises `LogError` naming an entry that is damaged."""
-    for entry in log.read():
+def read_decoded(
+    log: EventLog, path: Path, from_position: int = 1
+) -> Iterator[tuple[LogEntry, Batch | None]]:
+    """Entries in order, each with its batch if it is one. Raises `LogError` naming an entry that is damaged."""
+    for entry in log.read(from_position):
         batch = None
         try:
             if entry.kind is EntryKind.BATCH:

@@ -21,6 +21,7 @@ from advisor.entries import Control, Measurement, MoveStep, OutcomeBatch, Volume
 from advisor.fold import Fold
 from advisor.moves import FREES_SOURCE, Move, MoveKind, MoveState, Trigger
 from advisor.pipeline import StoppedError
+from advisor.turnstile import Turnstile
 from storage_agent.errors import AgentUnreachable, CommandRefused
 from storage_agent.port import AgentPort, AgentStat, BlockKey, CommandOutcome, VolumeStat
 
@@ -39,7 +40,7 @@ class Mover(threading.Thread):
         self,
         agents: Mapping[str, AgentPort],
         fold: Fold,
-        lock: threading.Lock,
+        lock: Turnstile,
         submit: Callable[[Control], Future[int]],
         *,
         stopping: threading.Event,

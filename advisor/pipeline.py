@@ -24,6 +24,7 @@ from advisor.entries import Control, EventLog, LogEntry, NewEntry, control_entry
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.intake import Intake, Taken
+from advisor.turnstile import Turnstile
 from event_plane.schema import Batch
 from event_plane.transport import Message, Subscriber
 
@@ -242,7 +243,8 @@ class FoldThread(threading.Thread):
     def __init__(
         self,
         fold: Fold,
-        lock: threading.Lock,
+        lock: Turnstile,
+        cursors: Intake,
         groups: queue.Queue[Group],
         unapplied: deque[Group],
         *,
@@ -250,10 +252,12 @@ class FoldThread(threading.Thread):
         fail: Callable[[BaseException], None],
         applied: Callable[[], None],
     ) -> None:
-        """`ended`: the log thread's."""
+        """`cursors` is moved past each batch that is folded: the gate's memory at the fold's position. `ended`: the log
+        thread's."""
         super().__init__(name="kvadvisor-fold", daemon=True)
         self._fold = fold
         self._lock = lock
+        self._cursors = cursors
         self._groups = groups
         self._unapplied = unapplied
         self._ended = ended
@@ -276,9 +280,12 @@ class FoldThread(threading.Thread):
                     future.set_exception(StoppedError("the service stopped before this was applied; the log has it"))
 
     def _apply(self, group: Group) -> None:
-        with self._lock:
-            for entry, batch in group.entries:
+        for entry, batch in group.entries:
+            # Let go after each: a reader waits for one batch at most.
+            with self._lock:
                 self._fold.apply(entry, batch)
+                if batch is not None:
+                    self._cursors.restore(entry, batch)
         self._unapplied.popleft()
         for future in group.waiting:
             future.set_result(self._fold.position)

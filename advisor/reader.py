@@ -140,6 +140,9 @@ class ServiceReader:
                 + ("" if behind_s <= BEHIND_S_MAX else ": give it more processor time, or fewer sources"),
             ),
         ]
+        checkpointer = service.checkpointer
+        if checkpointer is not None:
+            checks.append(Check(name="checkpoint", ok=not checkpointer.problem, text=checkpointer.text()))
         unreachable = service.unreachable
         for agent in sorted({a.name for a in service.settings.agents} | set(unreachable)):
             why = unreachable.get(agent)

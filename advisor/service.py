@@ -21,7 +21,10 @@ import structlog
 
 from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntry, Tick, control_entry
 from advisor.errors import AdvisorError
+from advisor.checkpoint import load_newest
+from advisor.checkpointer import Checkpointer
 from advisor.fold import Fold
+from advisor.index import ArrayIndex, IndexSize
 from advisor.intake import Intake, SourceFacts
 from advisor.log import SqlLog, read_decoded
 from advisor.metrics import Metrics
@@ -30,6 +33,7 @@ from advisor.mover import Mover
 from advisor.pipeline import FoldThread, Group, LogThread, StoppedError, now_us
 from advisor.policies.tiering import POLICY_VERSION
 from advisor.settings import AdvisorSettings, SourceSettings
+from advisor.turnstile import Turnstile
 from event_plane.connect import open_subscriber
 from event_plane.schema import Namespace
 from event_plane.transport import Subscriber
@@ -51,9 +55,9 @@ class AdvisorService:
 
     def __init__(self, settings: AdvisorSettings, *, agents: Mapping[str, AgentPort] | None = None) -> None:
         self.settings = settings
-        self.fold = Fold()
-        self.lock = threading.Lock()
+        self.lock = Turnstile()
         """Held by whoever reads or changes `fold`."""
+        self.fold = Fold(ArrayIndex(self._index_size(), lock=self.lock))
         self.metrics = Metrics()
         self.term = 0
         self.started_s = time.monotonic()
@@ -64,6 +68,9 @@ class AdvisorService:
         self._log: EventLog | None = None
         self._clients: list[AgentClient] = []
         self._threads: list[threading.Thread] = []
+        self.checkpointer: Checkpointer | None = None
+        self.passed_over: list[str] = []
+        """Checkpoints that the start could not use, a sentence each."""
         self._log_thread: LogThread | None = None
         self._mover: Mover | None = None
 
@@ -80,8 +87,11 @@ class AdvisorService:
 
     def _start(self, log: EventLog) -> None:
         self.term = log.next_term(now_us(), socket.gethostname(), os.getpid(), version("kvadvisor"))
-        intake = Intake([_facts(source) for source in self.settings.sources])
-        self._fold_log(log, intake)
+        facts = [_facts(source) for source in self.settings.sources]
+        cursors = Intake(facts)
+        self._fold_log(log, cursors)
+        intake = Intake(facts)
+        intake.load(cursors.cursors())
         entry = control_entry(SettingsEntry(self.settings.for_fold(), POLICY_VERSION, self.term))
         position = log.append([entry], now_us())
         self.fold.apply(LogEntry(position, EntryKind.SETTINGS, entry.payload))
@@ -114,6 +124,7 @@ class AdvisorService:
         fold_thread = FoldThread(
             self.fold,
             self.lock,
+            cursors,
             groups,
             self._log_thread.unapplied,
             ended=self._log_thread.ended,
@@ -121,18 +132,36 @@ class AdvisorService:
             applied=self._mover.wake,
         )
         pulse = threading.Thread(target=self._pulse, name="kvadvisor-pulse", daemon=True)
-        self._threads = [fold_thread, self._log_thread, pulse, self._mover]
+        self.checkpointer = Checkpointer(
+            self.fold,
+            self.lock,
+            cursors,
+            self.settings.checkpoints_path,
+            interval_s=self.settings.checkpoint_interval_s,
+            stopping=self.stopping,
+            fail=self._fail,
+        )
+        self._threads = [fold_thread, self._log_thread, pulse, self._mover, self.checkpointer]
         for thread in self._threads:
             thread.start()
 
     def _fold_log(self, log: EventLog, intake: Intake) -> None:
         last = log.last_position()
+        self.fold, saved, self.passed_over = load_newest(
+            self.settings.checkpoints_path, self._index_size(), last, self.lock
+        )
+        for sentence in self.passed_over:
+            _log.warning(sentence)
+        intake.load(saved)
         if last:
-            _log.info("folding the log", entries=last)
-        for entry, batch in read_decoded(log, self.settings.log_path):
+            _log.info("folding the log", checkpoint=self.fold.position, entries=last - self.fold.position)
+        for entry, batch in read_decoded(log, self.settings.log_path, self.fold.position + 1):
             self.fold.apply(entry, batch)
             if batch is not None:
                 intake.restore(entry, batch)
+
+    def _index_size(self) -> IndexSize:
+        return IndexSize.for_bytes(self.settings.index_memory_bytes_max)
 
     def _connect(self, intake: Intake) -> list[Subscriber]:
         subscribers: list[Subscriber] = []
@@ -158,6 +187,9 @@ class AdvisorService:
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(STOP_WAIT_S)
+        if self.checkpointer is not None and self.failure is None and not any(t.is_alive() for t in self._threads):
+            self.checkpointer.write_last()
+        self.checkpointer = None
         self._threads = []
         if self._log is not None:
             self._log.close()

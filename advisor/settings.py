@@ -107,6 +107,10 @@ class AdvisorSettings(BaseSettings):
     queue_entries_max: int = Field(default=4_096, ge=1, le=1_000_000)
     """Logged entries that wait for the fold; past it the log thread stops receiving."""
     commit_batches_max: int = Field(default=64, ge=1, le=4_096)
+    checkpoint_interval_s: float = Field(default=300.0, ge=1.0, le=86_400)
+    """Between checkpoints of the folded state; one more is made at an orderly stop."""
+    index_memory_bytes_max: int = Field(default=4 << 30, ge=1 << 20, le=1 << 44)
+    """Memory of the index. When it is full, Stores of blocks that are not there are skipped and counted."""
     api: ApiSettings = ApiSettings()
     sources: tuple[SourceSettings, ...] = ()
     agents: tuple[AgentSettings, ...] = ()
@@ -134,6 +138,10 @@ class AdvisorSettings(BaseSettings):
     @property
     def log_path(self) -> Path:
         return self.directory / "log.db"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.directory / "checkpoints"
 
     def for_fold(self) -> dict[str, Any]:
         """The settings that the fold reads, whole, as JSON types: what a `SettingsEntry` holds."""

@@ -1,8 +1,8 @@
 """The index: blocks, their prefix tree, and where they are placed. Pure data structure; the fold is its only writer."""
 
 from advisor.index.array_index import ORDERS, ArrayIndex, IndexSize
-from advisor.index.errors import IndexFault, IndexFull
+from advisor.index.errors import IndexDamaged, IndexFault, IndexFull
 from advisor.index.keys import Key, PlaceKey
 from advisor.index.views import BlockRow, PlacedIn
 
-__all__ = ["ORDERS", "ArrayIndex", "BlockRow", "IndexFault", "IndexFull", "IndexSize", "Key", "PlaceKey", "PlacedIn"]
+__all__ = ["ORDERS", "ArrayIndex", "BlockRow", "IndexDamaged", "IndexFault", "IndexFull", "IndexSize", "Key", "PlaceKey", "PlacedIn"]
