@@ -19,10 +19,10 @@ from typing import Self
 
 import structlog
 
-from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntry, Tick, control_entry
-from advisor.errors import AdvisorError
 from advisor.checkpoint import load_newest
 from advisor.checkpointer import Checkpointer
+from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntry, Tick, control_entry
+from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.index import ArrayIndex, IndexSize
 from advisor.intake import Intake, SourceFacts

@@ -5,4 +5,15 @@ from advisor.index.errors import IndexDamaged, IndexFault, IndexFull
 from advisor.index.keys import Key, PlaceKey
 from advisor.index.views import BlockRow, PlacedIn
 
-__all__ = ["ORDERS", "ArrayIndex", "BlockRow", "IndexDamaged", "IndexFault", "IndexFull", "IndexSize", "Key", "PlaceKey", "PlacedIn"]
+__all__ = [
+    "ORDERS",
+    "ArrayIndex",
+    "BlockRow",
+    "IndexDamaged",
+    "IndexFault",
+    "IndexFull",
+    "IndexSize",
+    "Key",
+    "PlaceKey",
+    "PlacedIn",
+]

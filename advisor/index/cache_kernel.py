@@ -20,7 +20,7 @@ from advisor.index.placing import placement_in, take_out
 def serve_request(
     t: Tables, wanted: Array, place: int, realm: int, capacity: int, now_ms: int, sent: Array
 ) -> tuple[int, int]:
-    """Serve `wanted` (records, root to leaf) from `place`. Returns how many were present and how many records were sent.
+    """Serve `wanted` (records, root to leaf) from `place`. Returns how many were present and how many were sent.
 
     `sent` receives the records in order, at most two for each wanted one.
     """
