@@ -7,8 +7,6 @@ time, a Clear) and is called again from there, all within one batch and one hold
 
 from __future__ import annotations
 
-import numpy as np
-
 from advisor.index.hash_table import find, home_of, tag_of
 from advisor.index.jit import inlined, kernel, prefetch, routine
 from advisor.index.keep import keep_block, keep_placement
@@ -18,13 +16,17 @@ from advisor.index.layout import (
     HITS,
     LIMBO,
     LOW_32,
+    NOTED,
     RECOMPUTED,
     RING,
     RING_RECORDS,
     SKIPPED,
+    SKIPS,
     STOP,
     Array,
+    Row,
     Tables,
+    int64,
 )
 from advisor.index.placing import note_touched, placement_in, placements_spare, put_in, resize, take_out, touch
 from advisor.index.tree import attach, blocks_spare, leave_limbo, make_block, root_of
@@ -67,14 +69,15 @@ _RING_MASK = RING_RECORDS - 1
 @inlined
 def skip(s: Array, reason: int) -> None:
     s[SKIPPED + reason] += 1
+    s[SKIPS] += 1
 
 
 @inlined
-def realm_of_record(r: Array, realm_of: Array) -> int:
-    at = np.int64(r["namespace"]) * REALMS_A_NAMESPACE + np.int64(r["group"])
+def realm_of_record(r: Row, realm_of: Array) -> int:
+    at = int64(r["namespace"]) * REALMS_A_NAMESPACE + int64(r["group"])
     if at >= len(realm_of):
         return UNKNOWN_REALM
-    return np.int64(realm_of[at])
+    return int64(realm_of[at])
 
 
 @inlined
@@ -111,10 +114,10 @@ def likely_row(t: Tables, tag: int) -> int:
     """The row of the first entry with that tag near its home, without comparing keys; -1 where there is none."""
     p = home_of(t.state, tag)
     for _ in range(4):
-        slot = np.int64(t.entries[p].slot)
+        slot = int64(t.entries[p].slot)
         if slot == 0:
             return -1
-        if np.int64(t.entries[p].tag) == tag:
+        if int64(t.entries[p].tag) == tag:
             return slot - 1
         p += 1
     return -1
@@ -140,10 +143,10 @@ def look_ahead_placements(t: Tables, i: int) -> None:
     if tag >= 0:
         row = likely_row(t, tag)
         if row >= 0:
-            p = np.int64(t.blocks[row].placed)
+            p = int64(t.blocks[row].placed)
             if p >= 0:
                 prefetch(t.placements, p)
-            parent = np.int64(t.blocks[row].parent)
+            parent = int64(t.blocks[row].parent)
             if parent >= 0:
                 prefetch(t.blocks, parent)
 
@@ -154,12 +157,12 @@ def look_ahead_links(t: Tables, i: int) -> None:
     if tag >= 0:
         row = likely_row(t, tag)
         if row >= 0:
-            p = np.int64(t.blocks[row].placed)
+            p = int64(t.blocks[row].placed)
             if p >= 0:
-                older = np.int64(t.placements[p].older)
+                older = int64(t.placements[p].older)
                 if older >= 0:
                     prefetch(t.placements, older)
-                newer = np.int64(t.placements[p].newer)
+                newer = int64(t.placements[p].newer)
                 if newer >= 0:
                     prefetch(t.placements, newer)
 
@@ -170,13 +173,13 @@ def announced_end(t: Tables, records: Array, start: int, realm_of: Array, place:
 
     The counting rule of vLLM: a Store without a parent whose hashes are all live adds no references.
     """
-    namespace = np.int64(records[start]["namespace"])
+    namespace = int64(records[start]["namespace"])
     end = start
     while end < len(records):
         r = records[end]
         if r["event_type"] != STORE or (end > start and r["flags"] & FIRST):
             break
-        realm = np.int64(realm_of[namespace * REALMS_A_NAMESPACE + np.int64(r["group"])])
+        realm = int64(realm_of[namespace * REALMS_A_NAMESPACE + int64(r["group"])])
         if realm < 0:
             return start
         lo = r["sequence_hash_lo"]
@@ -190,7 +193,7 @@ def announced_end(t: Tables, records: Array, start: int, realm_of: Array, place:
 
 @inlined
 def store(
-    t: Tables, r: Array, place: int, realm: int, tag: int, parent_tag: int, last: int, now_ms: int, announced: bool
+    t: Tables, r: Row, place: int, realm: int, tag: int, parent_tag: int, last: int, now_ms: int, announced: bool
 ) -> int:
     """One Store. Returns the block's row, or -1 where the record was skipped. `last` may be the parent's row."""
     s = t.state
@@ -198,24 +201,24 @@ def store(
     hi = r["sequence_hash_hi"]
     parent_lo = r["parent_hash_lo"]
     parent_hi = r["parent_hash_hi"]
-    flags = np.int64(r["flags"])
+    flags = int64(r["flags"])
     has_parent = parent_lo != 0 or parent_hi != 0
     row = find(t, tag, lo, hi, realm)
-    p = np.int64(-1)
+    p = int64(-1)
     if row >= 0:
         p = placement_in(t, row, place)
         has_parent = has_parent and t.blocks[row].parent < 0
     if has_parent and parent_lo == lo and parent_hi == hi:
         skip(s, OWN_PARENT)
-        return np.int64(-1)
+        return int64(-1)
     if p < 0 or has_parent:
         if blocks_spare(s) < 2 and s[LIMBO] > 0:
             leave_limbo(t)
         if blocks_spare(s) < 2 or placements_spare(s) < 1:
             skip(s, FULL)
-            return np.int64(-1)
+            return int64(-1)
     if has_parent:
-        parent = np.int64(-1)
+        parent = int64(-1)
         if last >= 0:
             b = t.blocks[last]
             if b.hash_lo == parent_lo and b.hash_hi == parent_hi and b.realm == realm:
@@ -226,7 +229,7 @@ def store(
             parent = find(t, parent_tag, parent_lo, parent_hi, realm)
         if parent >= 0 and row >= 0 and t.blocks[row].first_child >= 0 and root_of(t, parent) == row:
             skip(s, CYCLE)
-            return np.int64(-1)
+            return int64(-1)
         if row < 0:
             row = make_block(t, tag, lo, hi, realm)
         if parent < 0:
@@ -237,21 +240,21 @@ def store(
     keep_block(t, row)
     b = t.blocks[row]
     if b.depth == DEPTH_UNKNOWN:
-        depth = np.int64(r["depth"])
-        parent = np.int64(b.parent)
+        depth = int64(r["depth"])
+        parent = int64(b.parent)
         if depth != DEPTH_UNKNOWN:
             b.depth = depth
         elif parent >= 0 and t.blocks[parent].depth != DEPTH_UNKNOWN:
-            b.depth = np.int64(t.blocks[parent].depth) + 1
+            b.depth = int64(t.blocks[parent].depth) + 1
     if r["block_tokens"]:
         b.block_tokens = r["block_tokens"]
-    block_bytes = np.int64(r["block_size"])
+    block_bytes = int64(r["block_size"])
     if p >= 0:
         if block_bytes != 0 and block_bytes != t.placements[p].block_bytes:
             resize(t, row, place, p, block_bytes)
         if flags & COUNTED and not announced:
             keep_placement(t, p)
-            t.placements[p].references = min(np.int64(t.placements[p].references) + 1, LOW_32)
+            t.placements[p].references = min(int64(t.placements[p].references) + 1, LOW_32)
     else:
         put_in(t, row, place, block_bytes)
     if not flags & COPY:
@@ -263,11 +266,11 @@ def store(
 
 
 @inlined
-def remove(t: Tables, r: Array, place: int, realm: int, tag: int) -> None:
+def remove(t: Tables, r: Row, place: int, realm: int, tag: int) -> None:
     lo = r["sequence_hash_lo"]
     hi = r["sequence_hash_hi"]
-    row = np.int64(-1)
-    p = np.int64(-1)
+    row = int64(-1)
+    p = int64(-1)
     if realm >= 0:
         row = find(t, tag, lo, hi, realm)
     if row >= 0:
@@ -276,31 +279,35 @@ def remove(t: Tables, r: Array, place: int, realm: int, tag: int) -> None:
         skip(t.state, UNKNOWN_REMOVE)
     elif r["flags"] & COUNTED and t.placements[p].references > 1:
         keep_placement(t, p)
-        t.placements[p].references = np.int64(t.placements[p].references) - 1
+        t.placements[p].references = int64(t.placements[p].references) - 1
     else:
         take_out(t, row, place, p)
 
 
 @inlined
-def access(t: Tables, r: Array, place: int, realm: int, tag: int, now_ms: int) -> None:
+def access(t: Tables, r: Row, place: int, realm: int, tag: int, now_ms: int) -> None:
     s = t.state
-    row = np.int64(-1)
+    row = int64(-1)
     if realm >= 0:
         row = find(t, tag, r["sequence_hash_lo"], r["sequence_hash_hi"], realm)
     if row < 0 or t.blocks[row].placed < 0:
         skip(s, UNKNOWN_ACCESS)
         return
-    hits = max(np.int64(r["hits"]), 1)
+    hits = max(int64(r["hits"]), 1)
     touch(t, row, place, placement_in(t, row, place), hits, now_ms)
     z = t.places[place]
     z.reads += hits
-    s[HITS + np.int64(z.tier)] += hits
+    s[HITS + int64(z.tier)] += hits
     note_touched(t, row)
 
 
 @kernel
-def apply_records(t: Tables, records: Array, start: int, place_of: Array, realm_of: Array, now_ms: int) -> int:
+def apply_records(
+    t: Tables, records: Array, start: int, begins: bool, place_of: Array, realm_of: Array, now_ms: int
+) -> int:
     """Apply `records[start:]`; returns how far it came and says in `state[STOP]` why it stopped.
+
+    `begins`: the batch's figures in `state` start from zero.
 
     `place_of` i4 (5 × locations, by tier and location) and `realm_of` i4 (256 × namespaces, by namespace and group)
     translate the batch's own numbers; -1 is not known yet.
@@ -310,7 +317,14 @@ def apply_records(t: Tables, records: Array, start: int, place_of: Array, realm_
     namespaces = len(realm_of) // REALMS_A_NAMESPACE
     locations = len(place_of) // 5
     s[STOP] = DONE
-    last = np.int64(-1)
+    if begins:
+        s[ANNOUNCED_UNTIL] = 0
+        s[RECOMPUTED] = 0
+        s[NOTED] = 0
+        s[SKIPS] = 0
+        s[HITS : HITS + 5] = 0
+        s[SKIPPED : SKIPPED + len(SKIP_REASONS)] = 0
+    last = int64(-1)
     for ahead in range(start, n + _SLOTS_AHEAD):
         if ahead < n:
             look_ahead_slots(t, records, ahead, realm_of)
@@ -327,24 +341,24 @@ def apply_records(t: Tables, records: Array, start: int, place_of: Array, realm_
         if i < start:
             continue
         r = records[i]
-        kind = np.int64(r["event_type"])
+        kind = int64(r["event_type"])
         if kind == CLEAR:
             s[STOP] = NEEDS_CLEAR
             return i
         if kind < STORE or kind > CLEAR:
             skip(s, UNKNOWN_TYPE)
             continue
-        namespace = np.int64(r["namespace"])
-        location = np.int64(r["storage_location"])
+        namespace = int64(r["namespace"])
+        location = int64(r["storage_location"])
         if namespace >= namespaces or location >= locations:
             skip(s, OUTSIDE_TABLE)
             continue
-        tier = np.int64(r["tier"])
+        tier = int64(r["tier"])
         no_hash = r["sequence_hash_lo"] == 0 and r["sequence_hash_hi"] == 0
         if no_hash or tier < 1 or tier > 4:
             skip(s, NO_HASH if no_hash else NO_TIER)
             continue
-        place = np.int64(place_of[tier * locations + location])
+        place = int64(place_of[tier * locations + location])
         if place < 0:
             s[STOP] = NEEDS_PLACE
             return i
@@ -359,14 +373,14 @@ def apply_records(t: Tables, records: Array, start: int, place_of: Array, realm_
                     return i
                 skip(s, FULL)
                 continue
-            starts = np.int64(r["flags"]) & (COUNTED | FIRST) == COUNTED | FIRST
+            starts = int64(r["flags"]) & (COUNTED | FIRST) == COUNTED | FIRST
             if starts and i >= s[ANNOUNCED_UNTIL] and r["parent_hash_lo"] == 0 and r["parent_hash_hi"] == 0:
                 s[ANNOUNCED_UNTIL] = announced_end(t, records, i, realm_of, place)
             announced = i < s[ANNOUNCED_UNTIL]
             last = store(t, r, place, realm, tag, s[RING + 2 * (i & _RING_MASK) + 1], last, now_ms, announced)
         elif kind == REMOVE:
             remove(t, r, place, realm, tag)
-            last = np.int64(-1)
+            last = int64(-1)
         else:
             access(t, r, place, realm, tag, now_ms)
     return n

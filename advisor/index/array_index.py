@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,6 @@ from advisor.index.errors import IndexFault, IndexFull
 from advisor.index.heat import EXACT_LEVEL_MAX
 from advisor.index.keys import Key, PlaceKey
 from advisor.index.layout import (
-    ANNOUNCED_UNTIL,
     BITS,
     BLOCK_MAX,
     BLOCK_ROWS,
@@ -34,21 +35,22 @@ from advisor.index.layout import (
     LAST_SHIFT,
     LEVELS,
     LIMBO,
-    NOTED,
     PLACEMENT_MAX,
     PLACEMENT_TOP,
     PLACEMENTS_FREE,
     PLACES_MAX,
     REALMS_MAX,
-    RECOMPUTED,
     SKIPPED,
+    SKIPS,
     STOP,
     TIME_MS_MAX,
     TOUCHED_COUNT,
     Array,
     IndexSize,
+    Lookup,
     make_tables,
 )
+from advisor.index.saved_index import Contents, Save, read_contents, read_tables
 from advisor.index.views import Applied, BlockRow, Figures, Group, Matched, PlacedIn, PlaceFigures, Totals
 from advisor.turnstile import Turnstile
 from event_plane.schema import LOCATION_ALL, NAMESPACE_ALL, RECORD_DTYPE, Records
@@ -60,7 +62,6 @@ MEMORY_BYTES_MAX = 4 << 30
 
 _PAGE_ROWS = 1 << 16
 _CACHED_TABLES_MAX = 4096
-_LOW_64 = 0xFFFF_FFFF_FFFF_FFFF
 _ALL_REALMS = np.zeros(0, np.uint8)
 
 Hashes = Sequence[int] | npt.NDArray[np.uint64]
@@ -77,6 +78,7 @@ class ArrayIndex:
         self.places: list[PlaceKey] = []
         """By place id."""
         self._state = self.tables.state
+        self._lookup = Lookup(self.tables.blocks, self.tables.placements, self.tables.entries, self.tables.state)
         self._place_ids: dict[PlaceKey, int] = {}
         self._producer_places: dict[int, list[int]] = {}
         self._realm_ids: dict[tuple[int, int], int] = {}
@@ -85,7 +87,7 @@ class ArrayIndex:
         self._place_tables: dict[tuple[int, tuple[str, ...]], Array] = {}
         self._realm_tables: dict[tuple[int, ...], Array] = {}
         self._runs = np.zeros(0, np.int32)
-        self.saving = False
+        self._save: Save | None = None
 
     # -- places
 
@@ -158,45 +160,31 @@ class ArrayIndex:
         rows = np.ascontiguousarray(records).view()
         rows.flags.writeable = False
         now_ms = min(max(now_us // 1000, 0), TIME_MS_MAX)
-        applied = Applied(events=len(rows))
         s = self._state
         with self.lock:
             place_of = self._place_table(producer, tuple(locations))
             realm_of = self._realm_table(tuple(namespace_ids))
-            s[SKIPPED : SKIPPED + len(apply_kernel.SKIP_REASONS)] = 0
-            s[HITS : HITS + 5] = 0
-            s[[RECOMPUTED, NOTED, ANNOUNCED_UNTIL]] = 0
-            refused = False
-            at = 0
-            while True:
-                at = apply_kernel.apply_records(self.tables, rows, at, place_of, realm_of, now_ms)
-                stop = s[STOP]
-                if stop == apply_kernel.DONE:
-                    break
-                record = rows[at]
-                if stop == apply_kernel.NEEDS_CLEAR:
-                    applied.cleared_all |= self._clear_record(record, producer, namespace_ids, locations)
+            cleared_all = False
+            at = apply_kernel.apply_records(self.tables, rows, 0, True, place_of, realm_of, now_ms)
+            while s[STOP]:
+                if s[STOP] == apply_kernel.NEEDS_CLEAR:
+                    cleared_all |= self._clear_record(rows[at], producer, namespace_ids, locations)
                     at += 1
-                elif stop == apply_kernel.NEEDS_PLACE:
-                    tier, location = int(record["tier"]), int(record["storage_location"])
-                    place = self.place(PlaceKey(producer, tier, locations[location]))
-                    place_of[tier * len(locations) + location] = place
+                elif s[STOP] == apply_kernel.NEEDS_PLACE:
+                    self._name_place(rows[at], producer, locations, place_of)
                 else:
-                    namespace, group = int(record["namespace"]), int(record["group"])
-                    realm = self._make_realm(namespace_ids[namespace], group)
-                    realm_of[namespace * apply_kernel.REALMS_A_NAMESPACE + group] = realm
-                    refused |= realm == apply_kernel.NO_REALM
-            if refused:
-                realm_of[realm_of == apply_kernel.NO_REALM] = apply_kernel.UNKNOWN_REALM
-            self._require_sound()
-            applied.recomputed, applied.touched = int(s[RECOMPUTED]), int(s[NOTED])
-            skipped = s[SKIPPED : SKIPPED + len(apply_kernel.SKIP_REASONS)]
-            if skipped.any():
-                counts = zip(apply_kernel.SKIP_REASONS, skipped.tolist(), strict=True)
+                    self._name_realm(rows[at], namespace_ids, realm_of)
+                at = apply_kernel.apply_records(self.tables, rows, at, False, place_of, realm_of, now_ms)
+            _, fault, recomputed, touched, skips, *hits = s[STOP : HITS + 5].tolist()
+            if fault:
+                self._require_sound()
+            applied = Applied(len(rows), recomputed, touched, cleared_all)
+            if skips:
+                counts = zip(apply_kernel.SKIP_REASONS, s[SKIPPED:HISTOGRAM].tolist(), strict=False)
                 applied.skipped = {reason: count for reason, count in counts if count}
-            hits = s[HITS : HITS + 5]
-            if hits.any():
-                applied.hits_by_tier = {tier: count for tier, count in enumerate(hits.tolist()) if count}
+                realm_of[realm_of == apply_kernel.NO_REALM] = apply_kernel.UNKNOWN_REALM
+            if any(hits):
+                applied.hits_by_tier = {tier: count for tier, count in enumerate(hits) if count}
         return applied
 
     def serve_from(
@@ -269,7 +257,7 @@ class ArrayIndex:
         if realm is None:
             return 0
         with self.lock:
-            return int(match_kernel.match_one(self.tables, pairs, realm, -1 if place is None else place))
+            return int(match_kernel.match_one(self._lookup, pairs, realm, -1 if place is None else place))
 
     def match_by_place(self, namespace_id: int, group: int, hashes: Hashes) -> Matched:
         """How many leading `hashes` each place has in a row."""
@@ -281,7 +269,7 @@ class ArrayIndex:
             if len(self._runs) < len(self.places):
                 self._runs = np.zeros(2 * len(self.places), np.int32)
             found = np.empty(len(self.places), np.int32)
-            found = found[: match_kernel.match_by_place(self.tables, pairs, realm, self._runs, found)]
+            found = found[: match_kernel.match_by_place(self._lookup, pairs, realm, self._runs, found)]
             runs = self._runs[found].tolist()
             self._runs[found] = 0
         return Matched(dict(zip(found.tolist(), runs, strict=True)))
@@ -298,7 +286,7 @@ class ArrayIndex:
         with self.lock:
             keys = [(namespace_id, group) for namespace_id, group, _ in sequences]
             realms = np.array([self._realm_ids.get(key, -1) for key in keys], np.int64)
-            match_kernel.match_several(self.tables, joined, ends, realms, -1 if place is None else place, out)
+            match_kernel.match_several(self._lookup, joined, ends, realms, -1 if place is None else place, out)
         return list(out.tolist())
 
     # -- questions about blocks
@@ -312,9 +300,9 @@ class ArrayIndex:
         realm = self._realm_ids.get((key.namespace_id, key.group))
         if realm is None:
             return None
-        lo, hi = np.uint64(key.sequence_hash & _LOW_64), np.uint64(key.sequence_hash >> 64)
+        pairs = as_pairs((key.sequence_hash,))
         with self.lock:
-            row = int(match_kernel.row_of_key(self.tables, lo, hi, realm))
+            row = int(match_kernel.row_of_key(self._lookup, pairs, realm))
         return row if row >= 0 else None
 
     def get(self, key: Key) -> BlockRow | None:
@@ -435,19 +423,14 @@ class ArrayIndex:
         A block keeps its row, so no page repeats or misses one that stays. The lock is released between steps of
         65,536 rows: blocks of one page may be of different moments. `hash_prefix` is hex. Raises `ValueError`.
         """
-        prefix, mask = _prefix(hash_prefix)
-        halves = [np.uint64(x) for x in (prefix & _LOW_64, prefix >> 64, mask & _LOW_64, mask >> 64)]
+        pattern = as_pairs(_prefix(hash_prefix)).reshape(-1)
         where = -1 if place is None else place
         blocks: list[BlockRow] = []
         while True:
             out = np.empty(limit + 2 - len(blocks), np.int32)
             with self.lock:
                 realms = _ALL_REALMS if namespace_ids is None else self._realms_of(namespace_ids)
-                found = int(
-                    order_kernels.page_rows(
-                        self.tables, after, _PAGE_ROWS, where, tier or 0, realms, *halves, out
-                    )
-                )
+                found = order_kernels.page_rows(self.tables, after, _PAGE_ROWS, where, tier or 0, realms, pattern, out)
                 blocks += [self.block(row) for row in out[1 : 1 + found].tolist()]
                 after = int(out[0])
                 ended = after >= self._state[BLOCK_TOP] - 1
@@ -527,10 +510,75 @@ class ArrayIndex:
         blocks = s[BLOCK_MAX] - s[BLOCK_TOP] + s[BLOCKS_FREE] + s[LIMBO]
         return int(blocks), int(s[PLACEMENT_MAX] - s[PLACEMENT_TOP] + s[PLACEMENTS_FREE])
 
+    # -- in a file
+
+    def begin_save(self) -> Save:
+        """The index as it is at this moment, to be written while batches go on. Close it; one at a time.
+
+        Whoever saves other state with it holds `lock` around both. Raises `ValueError` while another is open.
+        """
+        with self.lock:
+            if self._save is not None:
+                raise ValueError("the index is being saved: wait for that save to end")
+            self._save = Save.begin(self.tables, self.lock, self.places, self._realms_made, self._end_save)
+            return self._save
+
+    def _end_save(self) -> None:
+        self._save = None
+
+    def save(self, path: Path, extra: bytes = b"") -> int:
+        """Write the index to a file while batches go on; returns its bytes. Raises `OSError`."""
+        with self.begin_save() as save:
+            return save.write(path, extra)
+
+    @classmethod
+    def load(
+        cls, path: Path, size: IndexSize | None = None, *, lock: Turnstile | None = None
+    ) -> tuple[ArrayIndex, bytes]:
+        """An index from a file, and the `extra` that was saved with it.
+
+        Raises `OSError`, `IndexDamaged` where the file is not whole and unaltered, `IndexFull` where it holds more than
+        `size` allows.
+        """
+        size = size if size is not None else IndexSize.for_bytes(MEMORY_BYTES_MAX)
+        with open(path, "rb", buffering=0) as file:
+            contents = read_contents(path, file)
+            blocks, placements = contents.sections["blocks"].rows, contents.sections["placements"].rows
+            if blocks > size.blocks_max or placements > size.placements_max:
+                raise IndexFull(
+                    f"{path} holds {blocks} blocks and {placements} placements, the limit is {size.blocks_max} and "
+                    f"{size.placements_max}: raise the index's memory limit"
+                )
+            bits = size.hash_bits
+            while bits < size.hash_bits_max and 4 * blocks > 3 << bits:
+                bits += 1
+            index = cls(replace(size, hash_bits=bits), lock=lock)
+            read_tables(path, file, contents, index.tables)
+        index._adopt(contents)
+        return index, contents.extra
+
+    def _adopt(self, contents: Contents) -> None:
+        """Make again what is not saved."""
+        for row, (producer, tier, location) in enumerate(contents.places):
+            key = PlaceKey(producer, tier, location)
+            self.places.append(key)
+            self._place_ids[key] = row
+            self._producer_places.setdefault(producer, []).append(row)
+            if self.tables.places[row].by_frequency:
+                audit_kernels.rank_place(self.tables, row)
+        self._realms_made = contents.sections["realms"].rows
+        for realm in range(self._realms_made):
+            z = self.tables.realms[realm]
+            if z.rows:
+                self._realm_ids[int(z.namespace_id), int(z.group)] = realm
+            else:
+                self._realms_free.append(realm)
+        audit_kernels.index_rows(self.tables)
+
     # -- proof
 
     def check(self) -> None:
-        """Verify every invariant; raises `IndexFault` naming the first that does not hold. Holds the lock throughout."""
+        """Verify every invariant, holding the lock. Raises `IndexFault` naming the first that does not hold."""
         with self.lock:
             self._require_sound()
             sums = np.zeros((self._realms_made + LEVELS, 3), np.int64)
@@ -608,6 +656,15 @@ class ArrayIndex:
         marked[[realm for (namespace_id, _), realm in self._realm_ids.items() if namespace_id in wanted]] = 1
         return marked
 
+    def _name_place(self, record: np.void, producer: int, locations: Sequence[str], place_of: Array) -> None:
+        tier, location = int(record["tier"]), int(record["storage_location"])
+        place_of[tier * len(locations) + location] = self.place(PlaceKey(producer, tier, locations[location]))
+
+    def _name_realm(self, record: np.void, namespace_ids: Sequence[int], realm_of: Array) -> None:
+        namespace, group = int(record["namespace"]), int(record["group"])
+        realm = self._make_realm(namespace_ids[namespace], group)
+        realm_of[namespace * apply_kernel.REALMS_A_NAMESPACE + group] = realm
+
     def _clear_record(
         self, record: np.void, producer: int, namespace_ids: Sequence[int], locations: Sequence[str]
     ) -> bool:
@@ -618,7 +675,7 @@ class ArrayIndex:
             namespace != NAMESPACE_ALL and namespace >= len(namespace_ids)
         )
         if outside:
-            self._state[SKIPPED + apply_kernel.OUTSIDE_TABLE] += 1
+            self._state[[SKIPPED + apply_kernel.OUTSIDE_TABLE, SKIPS]] += 1
             return False
         name = None if location == LOCATION_ALL else locations[location]
         places = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from advisor.index.frequency import rank_all
 from advisor.index.hash_table import find, home_of, tag_of
 from advisor.index.heat import level_of
@@ -30,6 +28,7 @@ from advisor.index.layout import (
     TOUCHED_COUNT,
     Array,
     Tables,
+    int64,
 )
 
 FAULTS = (
@@ -77,49 +76,49 @@ def fault(out: Array, which: int, first: int, second: int) -> int:
 @inlined
 def true_root(t: Tables, row: int) -> int:
     while t.blocks[row].parent >= 0:
-        row = np.int64(t.blocks[row].root)
+        row = int64(t.blocks[row].root)
     return row
 
 
 @kernel
 def check_blocks(t: Tables, sums: Array, groups: Array, out: Array) -> int:
-    """Block rows, their links and figures. `sums` i8 (realms + levels, 3) and `groups` i8 (block rows, 2) are zeroed."""
+    """Block rows, their links and figures. `sums` i8 (realms + levels, 3), `groups` i8 (block rows, 2): zeroed."""
     s = t.state
     top = s[BLOCK_TOP]
-    rows = np.int64(0)
-    ghosts = np.int64(0)
+    rows = int64(0)
+    ghosts = int64(0)
     levels = len(sums) - LEVELS
     for row in range(top):
         b = t.blocks[row]
-        heat = np.int64(t.heat[row])
+        heat = int64(t.heat[row])
         if heat > t.peaks[row >> HEAT_CHUNK_SHIFT]:
-            return fault(out, WRONG_BOUND, row, np.int64(t.peaks[row >> HEAT_CHUNK_SHIFT]))
-        if np.int64(b.marks) & FREE:
+            return fault(out, WRONG_BOUND, row, int64(t.peaks[row >> HEAT_CHUNK_SHIFT]))
+        if int64(b.marks) & FREE:
             if heat != 0:
                 return fault(out, WRONG_HEAT, row, heat)
             continue
         rows += 1
-        realm = np.int64(b.realm)
+        realm = int64(b.realm)
         sums[realm, 0] += 1
         if find(t, tag_of(s, b.hash_lo, b.hash_hi, realm), b.hash_lo, b.hash_hi, realm) != row:
             return fault(out, NOT_FOUND, row, 0)
         root = true_root(t, row)
-        parent = np.int64(b.parent)
+        parent = int64(b.parent)
         if parent >= 0:
             if true_root(t, parent) != root:
                 return fault(out, WRONG_ROOT, row, parent)
-            before = np.int64(b.prev_sibling)
+            before = int64(b.prev_sibling)
             links_here = t.blocks[parent].first_child == row if before < 0 else t.blocks[before].next_sibling == row
             if not links_here:
                 return fault(out, NO_CHILD, row, parent)
-        child = np.int64(b.first_child)
-        before = np.int64(-1)
+        child = int64(b.first_child)
+        before = int64(-1)
         while child >= 0:
             if t.blocks[child].parent != row or t.blocks[child].prev_sibling != before:
                 return fault(out, WRONG_PARENT, child, row)
             before = child
-            child = np.int64(t.blocks[child].next_sibling)
-        p = np.int64(b.placed)
+            child = int64(t.blocks[child].next_sibling)
+        p = int64(b.placed)
         if p < 0:
             ghosts += 1
             if b.first_child < 0:
@@ -129,7 +128,7 @@ def check_blocks(t: Tables, sums: Array, groups: Array, out: Array) -> int:
             if heat != 0:
                 return fault(out, WRONG_HEAT, row, heat)
             continue
-        if heat != level_of(np.int64(b.touches)):
+        if heat != level_of(int64(b.touches)):
             return fault(out, WRONG_HEAT, row, heat)
         sums[levels + heat, 0] += 1
         sums[realm, 1] += 1
@@ -140,9 +139,9 @@ def check_blocks(t: Tables, sums: Array, groups: Array, out: Array) -> int:
                 return fault(out, STRAY_PLACEMENT, row, p)
             if x.references < 1:
                 return fault(out, NO_REFERENCES, row, p)
-            sums[realm, 2] += np.int64(x.block_bytes)
-            groups[root, 1] += np.int64(x.block_bytes)
-            p = np.int64(x.next_placed)
+            sums[realm, 2] += int64(x.block_bytes)
+            groups[root, 1] += int64(x.block_bytes)
+            p = int64(x.next_placed)
     if rows != s[BLOCK_ROWS]:
         return fault(out, ROWS, rows, s[BLOCK_ROWS])
     if ghosts != s[GHOSTS]:
@@ -157,12 +156,12 @@ def check_blocks(t: Tables, sums: Array, groups: Array, out: Array) -> int:
 def check_trees(t: Tables, sums: Array, groups: Array, out: Array) -> int:
     """Group and realm figures, and that every block hangs on a root. Scratch as `check_blocks` left it."""
     s = t.state
-    reached = np.int64(0)
+    reached = int64(0)
     for root in range(s[BLOCK_TOP]):
         b = t.blocks[root]
-        if np.int64(b.marks) & FREE or b.parent >= 0:
+        if int64(b.marks) & FREE or b.parent >= 0:
             continue
-        placed_bytes = (np.int64(b.root) << 31) + (np.int64(b.prev_sibling) & LOW_31)
+        placed_bytes = (int64(b.root) << 31) + (int64(b.prev_sibling) & LOW_31)
         if groups[root, 0] != b.next_sibling or groups[root, 1] != placed_bytes:
             return fault(out, GROUP_FIGURES, root, groups[root, 0])
         row = root
@@ -171,16 +170,16 @@ def check_trees(t: Tables, sums: Array, groups: Array, out: Array) -> int:
             reached += 1
             if reached > s[BLOCK_ROWS]:
                 return fault(out, REACHED, reached, s[BLOCK_ROWS])
-            child = np.int64(t.blocks[row].first_child)
+            child = int64(t.blocks[row].first_child)
             if child >= 0:
                 row = child
                 continue
             while row != root and t.blocks[row].next_sibling < 0:
-                row = np.int64(t.blocks[row].parent)
+                row = int64(t.blocks[row].parent)
             if row == root:
                 going = False
             else:
-                row = np.int64(t.blocks[row].next_sibling)
+                row = int64(t.blocks[row].next_sibling)
     if reached != s[BLOCK_ROWS]:
         return fault(out, REACHED, reached, s[BLOCK_ROWS])
     for realm in range(len(sums) - LEVELS):
@@ -195,23 +194,23 @@ def check_places(t: Tables, places: int, out: Array) -> int:
     """Recency lists, steps, placements that belong together, totals."""
     for place in range(places):
         z = t.places[place]
-        count = np.int64(0)
-        placed_bytes = np.int64(0)
-        before = np.int64(-1)
-        p = np.int64(z.oldest)
+        count = int64(0)
+        placed_bytes = int64(0)
+        before = int64(-1)
+        p = int64(z.oldest)
         while p >= 0:
             x = t.placements[p]
             if x.older != before or x.place != place or x.block < 0 or count > z.placements:
                 return fault(out, PLACE_ORDER, place, p)
-            q = np.int64(t.blocks[np.int64(x.block)].placed)
+            q = int64(t.blocks[int64(x.block)].placed)
             while q >= 0 and q != p:
-                q = np.int64(t.placements[q].next_placed)
+                q = int64(t.placements[q].next_placed)
             if q < 0:
-                return fault(out, STRAY_PLACEMENT, np.int64(x.block), p)
+                return fault(out, STRAY_PLACEMENT, int64(x.block), p)
             count += 1
-            placed_bytes += np.int64(x.block_bytes)
+            placed_bytes += int64(x.block_bytes)
             before = p
-            p = np.int64(x.newer)
+            p = int64(x.newer)
         if z.newest != before:
             return fault(out, PLACE_ORDER, place, before)
         if count != z.placements:
@@ -219,22 +218,22 @@ def check_places(t: Tables, places: int, out: Array) -> int:
         if placed_bytes != z.placed_bytes:
             return fault(out, PLACE_BYTES, place, placed_bytes)
         if z.by_frequency:
-            ranked = np.int64(0)
-            uses = np.int64(0)
-            step = np.int64(z.lowest)
+            ranked = int64(0)
+            uses = int64(0)
+            step = int64(z.lowest)
             while step >= 0:
                 if t.steps[step].uses <= uses or t.steps[step].oldest < 0:
                     return fault(out, FREQUENCY_ORDER, place, step)
                 uses = t.steps[step].uses
-                p = np.int64(t.steps[step].oldest)
-                before = np.int64(-1)
+                p = int64(t.steps[step].oldest)
+                before = int64(-1)
                 while p >= 0:
                     if t.ranks[p].step != step or t.ranks[p].older != before or t.placements[p].uses != uses:
                         return fault(out, FREQUENCY_ORDER, place, p)
                     ranked += 1
                     before = p
-                    p = np.int64(t.ranks[p].newer)
-                step = np.int64(t.steps[step].higher)
+                    p = int64(t.ranks[p].newer)
+                step = int64(t.steps[step].higher)
             if ranked != count:
                 return fault(out, FREQUENCY_ORDER, place, ranked)
     return _OK
@@ -244,43 +243,43 @@ def check_places(t: Tables, places: int, out: Array) -> int:
 def check_free(t: Tables, out: Array) -> int:
     """Free lists, hash entries, marks of touch."""
     s = t.state
-    count = np.int64(0)
+    count = int64(0)
     row = s[BLOCK_FREE]
     while row >= 0 and count <= s[BLOCKS_FREE]:
         count += 1
-        row = np.int64(t.blocks[row].first_child)
+        row = int64(t.blocks[row].first_child)
     if count != s[BLOCKS_FREE]:
         return fault(out, FREE_BLOCKS, count, s[BLOCKS_FREE])
     if s[BLOCK_ROWS] + s[BLOCKS_FREE] + s[LIMBO] != s[BLOCK_TOP]:
         return fault(out, ROWS, s[BLOCK_TOP], s[BLOCK_ROWS])
-    count = np.int64(0)
+    count = int64(0)
     p = s[PLACEMENT_FREE]
     while p >= 0 and count <= s[PLACEMENTS_FREE]:
         count += 1
-        p = np.int64(t.placements[p].next_placed)
+        p = int64(t.placements[p].next_placed)
     if count != s[PLACEMENTS_FREE]:
         return fault(out, FREE_PLACEMENTS, count, s[PLACEMENTS_FREE])
-    used = np.int64(0)
+    used = int64(0)
     for p in range(s[PLACEMENT_TOP]):
         used += t.placements[p].block >= 0
     if used + s[PLACEMENTS_FREE] != s[PLACEMENT_TOP]:
         return fault(out, FREE_PLACEMENTS, s[PLACEMENT_TOP] - used, s[PLACEMENTS_FREE])
-    count = np.int64(0)
+    count = int64(0)
     for i in range(min(len(t.entries), (1 << s[BITS]) + HASH_SPILL)):
         count += t.entries[i].slot != 0
     if count != s[ENTRIES] or count != s[BLOCK_ROWS]:
         return fault(out, ENTRY_COUNT, count, s[ENTRIES])
-    marked = np.int64(0)
-    waiting = np.int64(0)
+    marked = int64(0)
+    waiting = int64(0)
     for row in range(s[BLOCK_TOP]):
-        marks = np.int64(t.blocks[row].marks)
+        marks = int64(t.blocks[row].marks)
         marked += (marks & TOUCHED) != 0
         waiting += (marks & TOUCHED) != 0 and (marks & FREE) != 0
     if marked != s[TOUCHED_COUNT]:
         return fault(out, TOUCH_MARK, marked, 0)
     for i in range(s[TOUCHED_COUNT]):
-        if not np.int64(t.blocks[np.int64(t.touched[i])].marks) & TOUCHED:
-            return fault(out, TOUCH_MARK, np.int64(t.touched[i]), 0)
+        if not int64(t.blocks[int64(t.touched[i])].marks) & TOUCHED:
+            return fault(out, TOUCH_MARK, int64(t.touched[i]), 0)
     if waiting != s[LIMBO]:
         return fault(out, LIMBO_COUNT, waiting, s[LIMBO])
     return _OK
@@ -295,14 +294,14 @@ def index_rows(t: Tables) -> None:
     for i in range(top + ahead):
         if i < top:
             b = t.blocks[i]
-            prefetch(t.entries, home_of(s, tag_of(s, b.hash_lo, b.hash_hi, np.int64(b.realm))))
+            prefetch(t.entries, home_of(s, tag_of(s, b.hash_lo, b.hash_hi, int64(b.realm))))
         row = i - ahead
         if row < 0:
             continue
         b = t.blocks[row]
-        if np.int64(b.marks) & FREE:
+        if int64(b.marks) & FREE:
             continue
-        tag = tag_of(s, b.hash_lo, b.hash_hi, np.int64(b.realm))
+        tag = tag_of(s, b.hash_lo, b.hash_hi, int64(b.realm))
         p = home_of(s, tag)
         while t.entries[p].slot != 0:
             p += 1
@@ -310,7 +309,7 @@ def index_rows(t: Tables) -> None:
         t.entries[p].slot = row + 1
         s[ENTRIES] += 1
         if b.placed >= 0:
-            level = level_of(np.int64(b.touches))
+            level = level_of(int64(b.touches))
             t.heat[row] = level
             s[HISTOGRAM + level] += 1
             if level > t.peaks[row >> HEAT_CHUNK_SHIFT]:

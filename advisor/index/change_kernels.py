@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from advisor.index.frequency import rank_all, unrank_all
 from advisor.index.jit import inlined, kernel
 from advisor.index.keep import keep_block
-from advisor.index.layout import TOUCHED, TOUCHED_COUNT, Array, Tables
+from advisor.index.layout import TOUCHED, TOUCHED_COUNT, Array, Tables, int64
 from advisor.index.placing import placement_in, take_out
 from advisor.index.tree import leave_limbo
 
@@ -15,13 +13,13 @@ from advisor.index.tree import leave_limbo
 @kernel
 def clear_place(t: Tables, place: int, realms: Array) -> int:
     """Take out all blocks of a place, or those of the realms marked in `realms` u1 (empty: all); returns how many."""
-    count = np.int64(0)
+    count = int64(0)
     # Newest first, so that most children go before their parents.
-    p = np.int64(t.places[place].newest)
+    p = int64(t.places[place].newest)
     while p >= 0:
-        older = np.int64(t.placements[p].older)
-        row = np.int64(t.placements[p].block)
-        if len(realms) == 0 or realms[np.int64(t.blocks[row].realm)]:
+        older = int64(t.placements[p].older)
+        row = int64(t.placements[p].block)
+        if len(realms) == 0 or realms[int64(t.blocks[row].realm)]:
             take_out(t, row, place, p)
             count += 1
         p = older
@@ -40,10 +38,10 @@ def remove_one(t: Tables, row: int, place: int) -> bool:
 
 @inlined
 def deepest_first_child(t: Tables, row: int) -> int:
-    child = np.int64(t.blocks[row].first_child)
+    child = int64(t.blocks[row].first_child)
     while child >= 0:
         row = child
-        child = np.int64(t.blocks[row].first_child)
+        child = int64(t.blocks[row].first_child)
     return row
 
 
@@ -53,7 +51,7 @@ def remove_subtree(t: Tables, top: int, place: int, rows: Array) -> int:
 
     Takes as many blocks as `rows` i4 (scratch) holds; returns how many that were. Fewer than that: the subtree is done.
     """
-    count = np.int64(0)
+    count = int64(0)
     row = deepest_first_child(t, top)
     while count < len(rows):
         if (place < 0 and t.blocks[row].placed >= 0) or (place >= 0 and placement_in(t, row, place) >= 0):
@@ -61,14 +59,14 @@ def remove_subtree(t: Tables, top: int, place: int, rows: Array) -> int:
             count += 1
         if row == top:
             break
-        sibling = np.int64(t.blocks[row].next_sibling)
-        row = deepest_first_child(t, sibling) if sibling >= 0 else np.int64(t.blocks[row].parent)
+        sibling = int64(t.blocks[row].next_sibling)
+        row = deepest_first_child(t, sibling) if sibling >= 0 else int64(t.blocks[row].parent)
     for i in range(count):
-        row = np.int64(rows[i])
-        p = np.int64(t.blocks[row].placed)
+        row = int64(rows[i])
+        p = int64(t.blocks[row].placed)
         while p >= 0:
-            after = np.int64(t.placements[p].next_placed)
-            here = np.int64(t.placements[p].place)
+            after = int64(t.placements[p].next_placed)
+            here = int64(t.placements[p].place)
             if place < 0 or here == place:
                 take_out(t, row, here, p)
             p = after
@@ -90,12 +88,12 @@ def drain_touched(t: Tables, out: Array) -> int:
     """Move the rows of placed blocks touched since the last drain to `out` i4, in order of their first touch."""
     s = t.state
     leave_limbo(t)
-    count = np.int64(0)
+    count = int64(0)
     for i in range(s[TOUCHED_COUNT]):
-        row = np.int64(t.touched[i])
+        row = int64(t.touched[i])
         keep_block(t, row)
         b = t.blocks[row]
-        b.marks = np.int64(b.marks) & ~TOUCHED
+        b.marks = int64(b.marks) & ~TOUCHED
         if b.placed >= 0:
             out[count] = row
             count += 1

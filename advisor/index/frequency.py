@@ -6,11 +6,9 @@ least recently promoted first. All of it can be made again from `uses` and the r
 
 from __future__ import annotations
 
-import numpy as np
-
 from advisor.index.jit import inlined, routine
 from advisor.index.keep import keep_placement
-from advisor.index.layout import LOW_32, NONE, STEP_FREE, STEP_TOP, Array, Tables
+from advisor.index.layout import LOW_32, NONE, STEP_FREE, STEP_TOP, Array, Tables, int64
 
 
 @inlined
@@ -18,11 +16,11 @@ def make_step(places: Array, steps: Array, s: Array, place: int, uses: int, lowe
     """A step of `uses` after step `lower` (-1: as the lowest)."""
     step = s[STEP_FREE]
     if step >= 0:
-        s[STEP_FREE] = np.int64(steps[step].higher)
+        s[STEP_FREE] = int64(steps[step].higher)
     else:
         step = s[STEP_TOP]
         s[STEP_TOP] += 1
-    higher = np.int64(places[place].lowest) if lower < 0 else np.int64(steps[lower].higher)
+    higher = int64(places[place].lowest) if lower < 0 else int64(steps[lower].higher)
     z = steps[step]
     z.uses = uses
     z.oldest = NONE
@@ -40,8 +38,8 @@ def make_step(places: Array, steps: Array, s: Array, place: int, uses: int, lowe
 
 @inlined
 def drop_step(places: Array, steps: Array, s: Array, place: int, step: int) -> None:
-    lower = np.int64(steps[step].lower)
-    higher = np.int64(steps[step].higher)
+    lower = int64(steps[step].lower)
+    higher = int64(steps[step].higher)
     if lower < 0:
         places[place].lowest = higher
     else:
@@ -56,18 +54,18 @@ def drop_step(places: Array, steps: Array, s: Array, place: int, step: int) -> N
 @routine
 def rank_first(places: Array, ranks: Array, steps: Array, s: Array, place: int, p: int, uses: int, near: int) -> None:
     """Enter a placement as the most recently promoted of its step. The search starts at step `near`, -1 the lowest."""
-    lower = np.int64(near)
-    higher = np.int64(places[place].lowest) if near < 0 else np.int64(steps[near].higher)
+    lower = int64(near)
+    higher = int64(places[place].lowest) if near < 0 else int64(steps[near].higher)
     if near >= 0 and steps[near].uses == uses:
-        higher = np.int64(near)
+        higher = int64(near)
     else:
         while higher >= 0 and steps[higher].uses < uses:
             lower = higher
-            higher = np.int64(steps[higher].higher)
+            higher = int64(steps[higher].higher)
     step = higher
     if higher < 0 or steps[higher].uses != uses:
         step = make_step(places, steps, s, place, uses, lower)
-    newest = np.int64(steps[step].newest)
+    newest = int64(steps[step].newest)
     ranks[p].older = newest
     ranks[p].newer = NONE
     ranks[p].step = step
@@ -80,9 +78,9 @@ def rank_first(places: Array, ranks: Array, steps: Array, s: Array, place: int, 
 
 @routine
 def unrank(places: Array, ranks: Array, steps: Array, s: Array, place: int, p: int) -> None:
-    older = np.int64(ranks[p].older)
-    newer = np.int64(ranks[p].newer)
-    step = np.int64(ranks[p].step)
+    older = int64(ranks[p].older)
+    newer = int64(ranks[p].newer)
+    step = int64(ranks[p].step)
     if older >= 0:
         ranks[older].newer = newer
     else:
@@ -98,11 +96,11 @@ def unrank(places: Array, ranks: Array, steps: Array, s: Array, place: int, p: i
 @routine
 def promote(places: Array, ranks: Array, steps: Array, s: Array, place: int, p: int, uses: int) -> None:
     """Move a placement to the step of its new count."""
-    step = np.int64(ranks[p].step)
+    step = int64(ranks[p].step)
     rank_near = step
     if steps[step].oldest == p and steps[step].newest == p:
         # The step goes with its last placement; search from the one below.
-        rank_near = np.int64(steps[step].lower)
+        rank_near = int64(steps[step].lower)
     unrank(places, ranks, steps, s, place, p)
     rank_first(places, ranks, steps, s, place, p, min(uses, LOW_32), rank_near)
 
@@ -111,20 +109,20 @@ def promote(places: Array, ranks: Array, steps: Array, s: Array, place: int, p: 
 def rank_all(t: Tables, place: int, restart: bool) -> None:
     """Enter a place's placements in recency order. `restart` counts their uses from 1 again."""
     t.places[place].lowest = NONE
-    p = np.int64(t.places[place].oldest)
+    p = int64(t.places[place].oldest)
     while p >= 0:
         if restart:
             keep_placement(t, p)
             t.placements[p].uses = 1
-        rank_first(t.places, t.ranks, t.steps, t.state, place, p, np.int64(t.placements[p].uses), -1)
-        p = np.int64(t.placements[p].newer)
+        rank_first(t.places, t.ranks, t.steps, t.state, place, p, int64(t.placements[p].uses), -1)
+        p = int64(t.placements[p].newer)
 
 
 @routine
 def unrank_all(places: Array, steps: Array, s: Array, place: int) -> None:
-    step = np.int64(places[place].lowest)
+    step = int64(places[place].lowest)
     while step >= 0:
-        higher = np.int64(steps[step].higher)
+        higher = int64(steps[step].higher)
         steps[step].higher = s[STEP_FREE]
         steps[step].uses = 0
         s[STEP_FREE] = step

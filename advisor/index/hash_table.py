@@ -1,14 +1,12 @@
 """Block rows by key: open addressing, linear probing, backward-shift delete, doubled in place in small steps.
 
-An entry's home is the top bits of its 32-bit tag, so that doubling sends home h to 2h or 2h + 1. While the table doubles,
-homes below `FRONTIER` are still where they were; the rest, moved from the top down, lie past twice the frontier, and
-the gap between keeps the two apart. A lookup therefore looks in one place only. Probing never wraps: there is room past
-the last home.
+An entry's home is the top bits of its 32-bit tag, so that doubling sends home h to 2h or 2h + 1. While the table
+doubles, homes below `FRONTIER` are still where they were; the rest, moved from the top down, lie past twice the
+frontier, and the gap between keeps the two apart. A lookup therefore looks in one place only. Probing never wraps:
+there is room past the last home.
 """
 
 from __future__ import annotations
-
-import numpy as np
 
 from advisor.index.jit import inlined, routine
 from advisor.index.layout import (
@@ -25,7 +23,10 @@ from advisor.index.layout import (
     SHIFT,
     STEP_HOMES,
     Array,
+    Lookup,
     Tables,
+    int64,
+    uint64,
 )
 
 ENTRIES_PER_STEP = 64
@@ -34,10 +35,10 @@ ENTRIES_PER_STEP = 64
 @inlined
 def tag_of(s: Array, lo: int, hi: int, realm: int) -> int:
     """A key's 32-bit tag. Products of 32 and 31 bits stay below 2^63, so this is the same in Python and compiled."""
-    low = np.uint64(LOW_32)
-    half = np.uint64(32)
-    y = (np.int64(lo & low) * 1640531527) ^ (np.int64(lo >> half) * 1540483477) ^ s[SEED]
-    y ^= (np.int64(hi & low) * 1812433253) ^ (np.int64(hi >> half) * 1103515245) ^ (np.int64(realm) * 2027808485)
+    low = uint64(LOW_32)
+    half = uint64(32)
+    y = (int64(lo & low) * 1640531527) ^ (int64(lo >> half) * 1540483477) ^ s[SEED]
+    y ^= (int64(hi & low) * 1812433253) ^ (int64(hi >> half) * 1103515245) ^ (int64(realm) * 2027808485)
     z = ((y ^ (y >> 32)) & LOW_32) * 1664525437
     return (z ^ (z >> 32)) & LOW_32
 
@@ -51,15 +52,15 @@ def home_of(s: Array, tag: int) -> int:
 
 
 @inlined
-def find(t: Tables, tag: int, lo: int, hi: int, realm: int) -> int:
+def find(t: Tables | Lookup, tag: int, lo: int, hi: int, realm: int) -> int:
     """The block row of a key, ghosts included, or -1."""
     p = home_of(t.state, tag)
     while True:
         e = t.entries[p]
-        slot = np.int64(e.slot)
+        slot = int64(e.slot)
         if slot == 0:
             return -1
-        if np.int64(e.tag) == tag:
+        if int64(e.tag) == tag:
             b = t.blocks[slot - 1]
             if b.hash_lo == lo and b.hash_hi == hi and b.realm == realm:
                 return slot - 1
@@ -88,12 +89,12 @@ def insert_entry(t: Tables, tag: int, row: int) -> None:
 def delete_entry(t: Tables, tag: int, row: int) -> None:
     s = t.state
     hole = home_of(s, tag)
-    while np.int64(t.entries[hole].slot) != row + 1:
+    while int64(t.entries[hole].slot) != row + 1:
         hole += 1
     p = hole + 1
     while t.entries[p].slot != 0:
         e = t.entries[p]
-        if home_of(s, np.int64(e.tag)) <= hole:
+        if home_of(s, int64(e.tag)) <= hole:
             t.entries[hole].tag = e.tag
             t.entries[hole].slot = e.slot
             hole = p
@@ -107,14 +108,14 @@ def grow_a_step(entries: Array, spare: Array, s: Array) -> None:
     """Start doubling, or move the next homes; asks to be called again once more entries have arrived."""
     if s[FRONTIER] == 0:
         if s[BITS] >= s[BITS_MAX]:
-            s[GROW_AT] = np.int64(1) << 62
+            s[GROW_AT] = int64(1) << 62
             return
-        s[FRONTIER] = np.int64(1) << s[BITS]
+        s[FRONTIER] = int64(1) << s[BITS]
         s[OLD_SHIFT] = s[SHIFT]
         s[SHIFT] -= 1
         s[BITS] += 1
     move_homes(entries, spare, s, s[STEP_HOMES])
-    s[GROW_AT] = s[ENTRIES] + ENTRIES_PER_STEP if s[FRONTIER] > 0 else np.int64(3) << (s[BITS] - 2)
+    s[GROW_AT] = s[ENTRIES] + ENTRIES_PER_STEP if s[FRONTIER] > 0 else int64(3) << (s[BITS] - 2)
 
 
 @routine
@@ -123,16 +124,16 @@ def move_homes(entries: Array, spare: Array, s: Array, homes: int) -> None:
     frontier = s[FRONTIER]
     start = frontier - homes
     if start < s[FINISH_HOMES]:
-        start = np.int64(0)
+        start = int64(0)
     end = frontier
     while entries[end].slot != 0:
         end += 1
     if 2 * start < end:
-        start = np.int64(0)
+        start = int64(0)
     if end - start > len(spare):
         s[FAULT] = 1
         return
-    count = np.int64(0)
+    count = int64(0)
     for p in range(start, end):
         if entries[p].slot != 0:
             spare[count].tag = entries[p].tag
@@ -141,7 +142,7 @@ def move_homes(entries: Array, spare: Array, s: Array, homes: int) -> None:
             count += 1
     s[FRONTIER] = start
     for i in range(count):
-        p = home_of(s, np.int64(spare[i].tag))
+        p = home_of(s, int64(spare[i].tag))
         while entries[p].slot != 0:
             p += 1
         entries[p].tag = spare[i].tag

@@ -6,10 +6,8 @@ level. Levels are exact up to 127 touches and then four to each doubling.
 
 from __future__ import annotations
 
-import numpy as np
-
 from advisor.index.jit import inlined, routine
-from advisor.index.layout import HEAT_CHUNK_SHIFT, HISTOGRAM, Tables
+from advisor.index.layout import HEAT_CHUNK_SHIFT, HISTOGRAM, Tables, int64
 
 EXACT_TOUCHES_MAX = 127
 EXACT_LEVEL_MAX = EXACT_TOUCHES_MAX + 1
@@ -17,7 +15,7 @@ EXACT_LEVEL_MAX = EXACT_TOUCHES_MAX + 1
 
 @routine
 def coarse_level(touches: int) -> int:
-    doublings = np.int64(7)
+    doublings = int64(7)
     while touches >> (doublings + 1):
         doublings += 1
     return EXACT_LEVEL_MAX + 1 + (doublings - 7) * 4 + ((touches >> (doublings - 2)) & 3)

@@ -109,7 +109,7 @@ else:
             address = builder.bitcast(builder.gep(view.data, [arguments[1]]), ir.IntType(8).as_pointer())
             word = ir.IntType(32)
             kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
-            ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            ask: Any = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]
             builder.call(ask, [address, word(1), word(3), word(1)])  # for writing, keep close, data
             return context.get_dummy_value()
 

@@ -7,8 +7,6 @@ the state at the moment the save began. `keep_block` and `keep_placement` stand 
 
 from __future__ import annotations
 
-import numpy as np
-
 from advisor.index.jit import inlined, routine
 from advisor.index.layout import (
     KEEP_BLOCKS_BELOW,
@@ -20,6 +18,7 @@ from advisor.index.layout import (
     KEPT_PLACEMENTS,
     Array,
     Tables,
+    int64,
 )
 
 
@@ -38,8 +37,8 @@ def keep_placement(t: Tables, p: int) -> None:
 @inlined
 def first_time(bits: Array, base: int, row: int) -> bool:
     byte = base + (row >> 3)
-    bit = np.int64(1) << (row & 7)
-    before = np.int64(bits[byte])
+    bit = int64(1) << (row & 7)
+    before = int64(bits[byte])
     if before & bit:
         return False
     bits[byte] = before | bit

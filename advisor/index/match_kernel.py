@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from advisor.index.hash_table import find, home_of, tag_of
 from advisor.index.jit import inlined, kernel, prefetch
-from advisor.index.layout import RING, Array, Tables
+from advisor.index.layout import RING, Array, Lookup, int64
 from advisor.index.placing import placement_in
 
 _STRIDE = 64
 
 
 @inlined
-def peek_row(t: Tables, tag: int) -> int:
-    slot = np.int64(t.entries[home_of(t.state, tag)].slot)
+def peek_row(t: Lookup, tag: int) -> int:
+    slot = int64(t.entries[home_of(t.state, tag)].slot)
     return slot - 1
 
 
 @inlined
-def run_length(t: Tables, hashes: Array, first: int, last: int, realm: int, place: int) -> int:
+def run_length(t: Lookup, hashes: Array, first: int, last: int, realm: int, place: int) -> int:
     """Of `hashes[first:last]`, how many leading ones are present, in `place` or (-1) anywhere."""
     s = t.state
     at = first
@@ -42,15 +40,15 @@ def run_length(t: Tables, hashes: Array, first: int, last: int, realm: int, plac
 
 
 @kernel
-def match_one(t: Tables, hashes: Array, realm: int, place: int) -> int:
+def match_one(t: Lookup, hashes: Array, realm: int, place: int) -> int:
     """`hashes` is u8 (n, 2), low half first."""
     return run_length(t, hashes, 0, len(hashes), realm, place)
 
 
 @kernel
-def match_several(t: Tables, hashes: Array, ends: Array, realms: Array, place: int, out: Array) -> None:
+def match_several(t: Lookup, hashes: Array, ends: Array, realms: Array, place: int, out: Array) -> None:
     """Sequences one after the other in `hashes`, each up to its `ends`; lengths go to `out`."""
-    first = np.int64(0)
+    first = int64(0)
     for i in range(len(ends)):
         out[i] = 0
         if realms[i] >= 0:
@@ -59,34 +57,34 @@ def match_several(t: Tables, hashes: Array, ends: Array, realms: Array, place: i
 
 
 @kernel
-def match_by_place(t: Tables, hashes: Array, realm: int, runs: Array, found: Array) -> int:
+def match_by_place(t: Lookup, hashes: Array, realm: int, runs: Array, found: Array) -> int:
     """Leading run of every place that has the first block.
 
     `found` i4 receives those places; `runs` i4 by place, zero before, their lengths. Returns how many places.
     """
-    count = np.int64(0)
+    count = int64(0)
     for i in range(len(hashes)):
         tag = tag_of(t.state, hashes[i, 0], hashes[i, 1], realm)
         row = find(t, tag, hashes[i, 0], hashes[i, 1], realm)
         if row < 0:
             return count
         going_on = False
-        p = np.int64(t.blocks[row].placed)
+        p = int64(t.blocks[row].placed)
         while p >= 0:
-            place = np.int64(t.placements[p].place)
+            place = int64(t.placements[p].place)
             if runs[place] == i:
                 if i == 0:
                     found[count] = place
                     count += 1
                 runs[place] = i + 1
                 going_on = True
-            p = np.int64(t.placements[p].next_placed)
+            p = int64(t.placements[p].next_placed)
         if not going_on:
             return count
     return count
 
 
 @kernel
-def row_of_key(t: Tables, lo: int, hi: int, realm: int) -> int:
-    """The block row, ghosts included, or -1."""
-    return find(t, tag_of(t.state, lo, hi, realm), lo, hi, realm)
+def row_of_key(t: Lookup, hashes: Array, realm: int) -> int:
+    """The block row of the only hash, ghosts included, or -1."""
+    return find(t, tag_of(t.state, hashes[0, 0], hashes[0, 1], realm), hashes[0, 0], hashes[0, 1], realm)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from advisor.index.jit import inlined, kernel, prefetch
-from advisor.index.layout import BLOCK_TOP, FREE, HEAT_CHUNK_SHIFT, LOW_31, LOW_32, Array, Tables
+from advisor.index.layout import BLOCK_TOP, FREE, HEAT_CHUNK_SHIFT, LOW_31, LOW_32, Array, Tables, int64
 from advisor.index.placing import placement_in
 
-_EMITTED = np.int64(-1)
+_EMITTED = int64(-1)
 
 
 @inlined
@@ -16,27 +14,27 @@ def first_to_go(t: Tables, place: int) -> int:
     """The placement that a place would evict first, or -1."""
     z = t.places[place]
     if z.by_frequency:
-        step = np.int64(z.lowest)
-        return np.int64(-1) if step < 0 else np.int64(t.steps[step].oldest)
-    return np.int64(z.oldest)
+        step = int64(z.lowest)
+        return int64(-1) if step < 0 else int64(t.steps[step].oldest)
+    return int64(z.oldest)
 
 
 @inlined
 def next_to_go(t: Tables, place: int, p: int) -> int:
     if not t.places[place].by_frequency:
-        return np.int64(t.placements[p].newer)
-    q = np.int64(t.ranks[p].newer)
+        return int64(t.placements[p].newer)
+    q = int64(t.ranks[p].newer)
     if q < 0:
-        step = np.int64(t.steps[np.int64(t.ranks[p].step)].higher)
+        step = int64(t.steps[int64(t.ranks[p].step)].higher)
         if step >= 0:
-            q = np.int64(t.steps[step].oldest)
+            q = int64(t.steps[step].oldest)
     return q
 
 
 @kernel
 def coldest_blocks(t: Tables, place: int, out: Array) -> int:
     """Fill `out` i4 with the rows that go first, leaf or not; returns how many there are."""
-    count = np.int64(0)
+    count = int64(0)
     p = first_to_go(t, place)
     while p >= 0 and count < len(out):
         out[count] = t.placements[p].block
@@ -62,7 +60,7 @@ def blocking_child(t: Tables, place: int, child: int, keys: Array, values: Array
         i = slot_of(keys, child)
         if (keys[i] == 0 or values[i] != _EMITTED) and placement_in(t, child, place) >= 0:
             return child
-        child = np.int64(t.blocks[child].next_sibling)
+        child = int64(t.blocks[child].next_sibling)
     return child
 
 
@@ -79,7 +77,7 @@ def push(heap: Array, size: int, value: int) -> None:
 def pop(heap: Array, size: int) -> int:
     top = heap[0]
     value = heap[size - 1]
-    i = np.int64(0)
+    i = int64(0)
     while True:
         child = 2 * i + 1
         if child >= size - 1:
@@ -102,25 +100,25 @@ def coldest_leaves(t: Tables, place: int, out: Array, keys: Array, values: Array
     next, being colder than all that the order has not reached. `keys` i8 (zeroed) and `values` i8 are a scratch map of
     one power of two, `heap` i8 is half as long. Returns how many rows, or -1 where the scratch is too small.
     """
-    count = np.int64(0)
-    ready = np.int64(0)
-    rank = np.int64(0)
-    mapped = np.int64(0)
+    count = int64(0)
+    ready = int64(0)
+    rank = int64(0)
+    mapped = int64(0)
     p = first_to_go(t, place)
     while count < len(out):
         if ready > 0:
             row = pop(heap, ready) & LOW_32
             ready -= 1
         else:
-            row = np.int64(-1)
+            row = int64(-1)
             while row < 0:
                 if p < 0:
                     return count
-                candidate = np.int64(t.placements[p].block)
+                candidate = int64(t.placements[p].block)
                 p = next_to_go(t, place, p)
                 if p >= 0:
                     prefetch(t.placements, p)
-                child = blocking_child(t, place, np.int64(t.blocks[candidate].first_child), keys, values)
+                child = blocking_child(t, place, int64(t.blocks[candidate].first_child), keys, values)
                 if child < 0:
                     row = candidate
                 else:
@@ -129,7 +127,7 @@ def coldest_leaves(t: Tables, place: int, out: Array, keys: Array, values: Array
                     values[i] = (rank << 32) | child
                     mapped += 1
                     if 2 * mapped >= len(keys):
-                        return np.int64(-1)
+                        return int64(-1)
                 rank += 1
         out[count] = row
         count += 1
@@ -138,13 +136,13 @@ def coldest_leaves(t: Tables, place: int, out: Array, keys: Array, values: Array
             keys[i] = row + 1
             mapped += 1
             if 2 * mapped >= len(keys):
-                return np.int64(-1)
+                return int64(-1)
         values[i] = _EMITTED
-        parent = np.int64(t.blocks[row].parent)
+        parent = int64(t.blocks[row].parent)
         if parent >= 0:
             i = slot_of(keys, parent)
             if keys[i] != 0 and values[i] != _EMITTED and (values[i] & LOW_32) == row:
-                child = blocking_child(t, place, np.int64(t.blocks[row].next_sibling), keys, values)
+                child = blocking_child(t, place, int64(t.blocks[row].next_sibling), keys, values)
                 if child >= 0:
                     values[i] = (values[i] & ~LOW_32) | child
                 else:
@@ -159,7 +157,7 @@ def hot_blocks(t: Tables, place: int, level: int, enough: int, out: Array) -> in
 
     Stops at the first `enough` of exactly `level`; `out` i4 has room. Corrects the bounds of the chunks that it reads.
     """
-    count = np.int64(0)
+    count = int64(0)
     top = t.state[BLOCK_TOP]
     chunk_rows = 1 << HEAT_CHUNK_SHIFT
     for above in range(2):
@@ -170,14 +168,14 @@ def hot_blocks(t: Tables, place: int, level: int, enough: int, out: Array) -> in
                 continue
             first = chunk << HEAT_CHUNK_SHIFT
             end = min(first + chunk_rows, top)
-            peak = np.int64(0)
+            peak = int64(0)
             for row in range(first, end):
-                peak = max(peak, np.int64(t.heat[row]))
+                peak = max(peak, int64(t.heat[row]))
             t.peaks[chunk] = peak
             if peak < level:
                 continue
             for row in range(first, end):
-                here = np.int64(t.heat[row])
+                here = int64(t.heat[row])
                 if (here > level if above == 0 else here == level) and (
                     place < 0 or placement_in(t, row, place) < 0
                 ):
@@ -190,43 +188,34 @@ def hot_blocks(t: Tables, place: int, level: int, enough: int, out: Array) -> in
 
 @kernel
 def page_rows(
-    t: Tables,
-    after: int,
-    rows_max: int,
-    place: int,
-    tier: int,
-    realms: Array,
-    prefix_lo: int,
-    prefix_hi: int,
-    mask_lo: int,
-    mask_hi: int,
-    out: Array,
+    t: Tables, after: int, rows_max: int, place: int, tier: int, realms: Array, pattern: Array, out: Array
 ) -> int:
     """Placed blocks after row `after` in row order, looking at `rows_max` rows at most.
 
-    Filters: `place` (-1 none), `tier` (0 none), `realms` u1 by realm (empty: none), hash bits under a mask. Fills
-    `out[1:]`, leaves the last row looked at in `out[0]`; returns how many were found.
+    Filters: `place` (-1 none), `tier` (0 none), `realms` u1 by realm (empty: none), `pattern` u8: low and high half of
+    the hash, then of the mask under which it is compared. Fills `out[1:]`, leaves the last row looked at in `out[0]`;
+    returns how many were found.
     """
-    count = np.int64(0)
+    count = int64(0)
     row = after
     end = min(after + rows_max, t.state[BLOCK_TOP] - 1)
     while row < end and count < len(out) - 1:
         row += 1
         b = t.blocks[row]
-        if np.int64(b.marks) & FREE or b.placed < 0:
+        if int64(b.marks) & FREE or b.placed < 0:
             continue
-        if len(realms) > 0 and not realms[np.int64(b.realm)]:
+        if len(realms) > 0 and not realms[int64(b.realm)]:
             continue
-        if (b.hash_lo & mask_lo) != prefix_lo or (b.hash_hi & mask_hi) != prefix_hi:
+        if (b.hash_lo & pattern[2]) != pattern[0] or (b.hash_hi & pattern[3]) != pattern[1]:
             continue
         in_place = place < 0
         in_tier = tier == 0
-        p = np.int64(b.placed)
+        p = int64(b.placed)
         while p >= 0 and not (in_place and in_tier):
-            here = np.int64(t.placements[p].place)
+            here = int64(t.placements[p].place)
             in_place = in_place or here == place
             in_tier = in_tier or t.places[here].tier == tier
-            p = np.int64(t.placements[p].next_placed)
+            p = int64(t.placements[p].next_placed)
         if in_place and in_tier:
             count += 1
             out[count] = row
@@ -237,13 +226,13 @@ def page_rows(
 @kernel
 def roots(t: Tables, after: int, rows_max: int, out: Array) -> int:
     """Rows that are roots, as `page_rows` gives placed blocks."""
-    count = np.int64(0)
+    count = int64(0)
     row = after
     end = min(after + rows_max, t.state[BLOCK_TOP] - 1)
     while row < end and count < len(out) - 1:
         row += 1
         b = t.blocks[row]
-        if b.parent < 0 and not np.int64(b.marks) & FREE:
+        if b.parent < 0 and not int64(b.marks) & FREE:
             count += 1
             out[count] = row
     out[0] = row
@@ -253,13 +242,13 @@ def roots(t: Tables, after: int, rows_max: int, out: Array) -> int:
 @kernel
 def children_of(t: Tables, row: int, out: Array) -> int:
     """Fill `out` i4 with child rows, the last attached first; returns how many there are in all, ghosts included."""
-    count = np.int64(0)
-    child = np.int64(t.blocks[row].first_child)
+    count = int64(0)
+    child = int64(t.blocks[row].first_child)
     while child >= 0:
         if count < len(out):
             out[count] = child
         count += 1
-        child = np.int64(t.blocks[child].next_sibling)
+        child = int64(t.blocks[child].next_sibling)
     return count
 
 
@@ -267,6 +256,6 @@ def children_of(t: Tables, row: int, out: Array) -> int:
 def group_figures(t: Tables, rows: Array, out: Array) -> None:
     """Of each root in `rows`: placed blocks of its group, and their bytes, into `out` i8 (n, 2)."""
     for i in range(len(rows)):
-        r = t.blocks[np.int64(rows[i])]
+        r = t.blocks[int64(rows[i])]
         out[i, 0] = r.next_sibling
-        out[i, 1] = (np.int64(r.root) << 31) + (np.int64(r.prev_sibling) & LOW_31)
+        out[i, 1] = (int64(r.root) << 31) + (int64(r.prev_sibling) & LOW_31)

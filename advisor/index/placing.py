@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from advisor.index.frequency import promote, rank_first, unrank
 from advisor.index.heat import level_of, set_level
 from advisor.index.jit import inlined
@@ -20,7 +18,9 @@ from advisor.index.layout import (
     TOUCHED,
     TOUCHED_COUNT,
     Array,
+    Lookup,
     Tables,
+    int64,
 )
 from advisor.index.tree import add_to_group, count_touch, free_if_idle, root_of
 
@@ -31,11 +31,11 @@ def placements_spare(s: Array) -> int:
 
 
 @inlined
-def placement_in(t: Tables, row: int, place: int) -> int:
+def placement_in(t: Tables | Lookup, row: int, place: int) -> int:
     """The placement of a block in a place, or -1. Takes time in proportion to the places that hold the block."""
-    p = np.int64(t.blocks[row].placed)
+    p = int64(t.blocks[row].placed)
     while p >= 0 and t.placements[p].place != place:
-        p = np.int64(t.placements[p].next_placed)
+        p = int64(t.placements[p].next_placed)
     return p
 
 
@@ -43,7 +43,7 @@ def placement_in(t: Tables, row: int, place: int) -> int:
 def become_newest(t: Tables, place: int, p: int) -> None:
     """Append to the recency list. The caller has kept `p` and sets nothing but its links here."""
     z = t.places[place]
-    newest = np.int64(z.newest)
+    newest = int64(z.newest)
     x = t.placements[p]
     x.older = newest
     x.newer = NONE
@@ -57,8 +57,8 @@ def become_newest(t: Tables, place: int, p: int) -> None:
 
 @inlined
 def leave_recency(t: Tables, place: int, p: int) -> None:
-    older = np.int64(t.placements[p].older)
-    newer = np.int64(t.placements[p].newer)
+    older = int64(t.placements[p].older)
+    newer = int64(t.placements[p].newer)
     if older >= 0:
         keep_placement(t, older)
         t.placements[older].newer = newer
@@ -78,14 +78,14 @@ def put_in(t: Tables, row: int, place: int, block_bytes: int) -> int:
     p = s[PLACEMENT_FREE]
     if p >= 0:
         keep_placement(t, p)
-        s[PLACEMENT_FREE] = np.int64(t.placements[p].next_placed)
+        s[PLACEMENT_FREE] = int64(t.placements[p].next_placed)
         s[PLACEMENTS_FREE] -= 1
     else:
         p = s[PLACEMENT_TOP]
         s[PLACEMENT_TOP] += 1
     keep_block(t, row)
     b = t.blocks[row]
-    first = np.int64(b.placed)
+    first = int64(b.placed)
     x = t.placements[p]
     x.block = row
     x.next_placed = first
@@ -100,11 +100,11 @@ def put_in(t: Tables, row: int, place: int, block_bytes: int) -> int:
     z.placed_bytes += block_bytes
     if z.by_frequency:
         rank_first(t.places, t.ranks, t.steps, s, place, p, 1, -1)
-    realm = t.realms[np.int64(b.realm)]
+    realm = t.realms[int64(b.realm)]
     realm.placed_bytes += block_bytes
-    came = np.int64(0)
+    came = int64(0)
     if first < 0:
-        came = np.int64(1)
+        came = int64(1)
         s[GHOSTS] -= 1
         realm.blocks += 1
         set_level(t, row, 0, 1)
@@ -115,10 +115,10 @@ def put_in(t: Tables, row: int, place: int, block_bytes: int) -> int:
 @inlined
 def resize(t: Tables, row: int, place: int, p: int, block_bytes: int) -> None:
     keep_placement(t, p)
-    more = block_bytes - np.int64(t.placements[p].block_bytes)
+    more = block_bytes - int64(t.placements[p].block_bytes)
     t.placements[p].block_bytes = block_bytes
     t.places[place].placed_bytes += more
-    t.realms[np.int64(t.blocks[row].realm)].placed_bytes += more
+    t.realms[int64(t.blocks[row].realm)].placed_bytes += more
     add_to_group(t, root_of(t, row), 0, more)
 
 
@@ -128,16 +128,16 @@ def take_out(t: Tables, row: int, place: int, p: int) -> None:
     s = t.state
     keep_placement(t, p)
     x = t.placements[p]
-    after = np.int64(x.next_placed)
-    block_bytes = np.int64(x.block_bytes)
-    before = np.int64(t.blocks[row].placed)
+    after = int64(x.next_placed)
+    block_bytes = int64(x.block_bytes)
+    before = int64(t.blocks[row].placed)
     keep_block(t, row)
     b = t.blocks[row]
     if before == p:
         b.placed = after
     else:
-        while np.int64(t.placements[before].next_placed) != p:
-            before = np.int64(t.placements[before].next_placed)
+        while int64(t.placements[before].next_placed) != p:
+            before = int64(t.placements[before].next_placed)
         keep_placement(t, before)
         t.placements[before].next_placed = after
     leave_recency(t, place, p)
@@ -150,7 +150,7 @@ def take_out(t: Tables, row: int, place: int, p: int) -> None:
     x.next_placed = s[PLACEMENT_FREE]
     s[PLACEMENT_FREE] = p
     s[PLACEMENTS_FREE] += 1
-    realm = t.realms[np.int64(b.realm)]
+    realm = t.realms[int64(b.realm)]
     realm.placed_bytes -= block_bytes
     root = root_of(t, row)
     if b.placed >= 0:
@@ -159,11 +159,11 @@ def take_out(t: Tables, row: int, place: int, p: int) -> None:
     add_to_group(t, root, -1, -block_bytes)
     realm.blocks -= 1
     s[GHOSTS] += 1
-    set_level(t, row, level_of(np.int64(b.touches)), 0)
+    set_level(t, row, level_of(int64(b.touches)), 0)
     b.touches = 0
     b.first_touch = 0
     b.last_touch = 0
-    b.marks = np.int64(b.marks) & TOUCHED
+    b.marks = int64(b.marks) & TOUCHED
     if b.first_child < 0:
         free_if_idle(t, row)
 
@@ -175,7 +175,7 @@ def refresh(t: Tables, place: int, p: int, hits: int) -> None:
     if t.placements[p].newer >= 0:
         leave_recency(t, place, p)
         become_newest(t, place, p)
-    uses = min(np.int64(t.placements[p].uses) + hits, LOW_32)
+    uses = min(int64(t.placements[p].uses) + hits, LOW_32)
     t.placements[p].uses = uses
     if t.places[place].by_frequency:
         promote(t.places, t.ranks, t.steps, t.state, place, p, uses)
@@ -190,29 +190,29 @@ def touch(t: Tables, row: int, place: int, p: int, hits: int, now_ms: int) -> No
     count_touch(t, row, hits, now_ms)
     if p >= 0:
         refresh(t, place, p, hits)
-    first = np.int64(t.blocks[row].placed)
+    first = int64(t.blocks[row].placed)
     if t.places[place].tier <= 2 and t.placements[first].next_placed >= 0:
         q = first
         while q >= 0:
-            other = np.int64(t.placements[q].place)
+            other = int64(t.placements[q].place)
             if t.places[other].volume:
                 refresh(t, other, q, hits)
-            q = np.int64(t.placements[q].next_placed)
+            q = int64(t.placements[q].next_placed)
 
 
 @inlined
 def note_touched(t: Tables, row: int) -> None:
     """Remember a block of a volume for the next drain, once."""
     s = t.state
-    if np.int64(t.blocks[row].marks) & TOUCHED:
+    if int64(t.blocks[row].marks) & TOUCHED:
         return
-    p = np.int64(t.blocks[row].placed)
+    p = int64(t.blocks[row].placed)
     while p >= 0:
-        if t.places[np.int64(t.placements[p].place)].volume:
+        if t.places[int64(t.placements[p].place)].volume:
             keep_block(t, row)
-            t.blocks[row].marks = np.int64(t.blocks[row].marks) | TOUCHED
+            t.blocks[row].marks = int64(t.blocks[row].marks) | TOUCHED
             t.touched[s[TOUCHED_COUNT]] = row
             s[TOUCHED_COUNT] += 1
             s[NOTED] += 1
             return
-        p = np.int64(t.placements[p].next_placed)
+        p = int64(t.placements[p].next_placed)

@@ -8,8 +8,6 @@ attached to another keeps its pointers, and a parent closes a cycle exactly if i
 
 from __future__ import annotations
 
-import numpy as np
-
 from advisor.index.hash_table import delete_entry, insert_entry, tag_of
 from advisor.index.heat import level_of, set_level
 from advisor.index.jit import inlined, routine
@@ -32,7 +30,9 @@ from advisor.index.layout import (
     TOUCHED,
     TOUCHED_COUNT,
     Array,
+    Row,
     Tables,
+    int64,
 )
 
 LIMBO_MAX = 4096
@@ -50,7 +50,7 @@ def make_block(t: Tables, tag: int, lo: int, hi: int, realm: int) -> int:
     row = s[BLOCK_FREE]
     if row >= 0:
         keep_block(t, row)
-        s[BLOCK_FREE] = np.int64(t.blocks[row].first_child)
+        s[BLOCK_FREE] = int64(t.blocks[row].first_child)
         s[BLOCKS_FREE] -= 1
     else:
         row = s[BLOCK_TOP]
@@ -83,10 +83,10 @@ def root_of(t: Tables, row: int) -> int:
     """The root of a block's tree; shortens the way there."""
     if t.blocks[row].parent < 0:
         return row
-    root = np.int64(t.blocks[row].root)
+    root = int64(t.blocks[row].root)
     if t.blocks[root].parent >= 0:
         while t.blocks[root].parent >= 0:
-            root = np.int64(t.blocks[root].root)
+            root = int64(t.blocks[root].root)
         keep_block(t, row)
         t.blocks[row].root = root
     return root
@@ -96,8 +96,8 @@ def root_of(t: Tables, row: int) -> int:
 def add_to_group(t: Tables, root: int, blocks: int, placed_bytes: int) -> None:
     keep_block(t, root)
     r = t.blocks[root]
-    total = (np.int64(r.root) << 31) + np.int64(r.prev_sibling) + placed_bytes
-    r.next_sibling = np.int64(r.next_sibling) + blocks
+    total = (int64(r.root) << 31) + int64(r.prev_sibling) + placed_bytes
+    r.next_sibling = int64(r.next_sibling) + blocks
     r.prev_sibling = total & LOW_31
     r.root = total >> 31
 
@@ -109,8 +109,8 @@ def attach(t: Tables, row: int, parent: int) -> None:
     keep_block(t, parent)
     b = t.blocks[row]
     root = root_of(t, parent)
-    add_to_group(t, root, np.int64(b.next_sibling), (np.int64(b.root) << 31) + np.int64(b.prev_sibling))
-    sibling = np.int64(t.blocks[parent].first_child)
+    add_to_group(t, root, int64(b.next_sibling), (int64(b.root) << 31) + int64(b.prev_sibling))
+    sibling = int64(t.blocks[parent].first_child)
     b.parent = parent
     b.root = root
     b.next_sibling = sibling
@@ -124,8 +124,8 @@ def attach(t: Tables, row: int, parent: int) -> None:
 @inlined
 def detach(t: Tables, row: int, parent: int) -> None:
     """Take a block that is about to be freed from its parent's children."""
-    before = np.int64(t.blocks[row].prev_sibling)
-    after = np.int64(t.blocks[row].next_sibling)
+    before = int64(t.blocks[row].prev_sibling)
+    after = int64(t.blocks[row].next_sibling)
     if before >= 0:
         keep_block(t, before)
         t.blocks[before].next_sibling = after
@@ -154,15 +154,15 @@ def free_if_idle(t: Tables, row: int) -> None:
         if b.placed >= 0 or b.first_child >= 0:
             return
         keep_block(t, row)
-        parent = np.int64(b.parent)
-        realm = np.int64(b.realm)
+        parent = int64(b.parent)
+        realm = int64(b.realm)
         delete_entry(t, tag_of(s, b.hash_lo, b.hash_hi, realm), row)
         if parent >= 0:
             detach(t, row, parent)
         t.realms[realm].rows -= 1
         s[BLOCK_ROWS] -= 1
         s[GHOSTS] -= 1
-        marks = np.int64(b.marks)
+        marks = int64(b.marks)
         b.marks = (marks & TOUCHED) | FREE
         b.parent = NONE
         if marks & TOUCHED:
@@ -179,10 +179,10 @@ def free_if_idle(t: Tables, row: int) -> None:
 def leave_limbo(t: Tables) -> None:
     """Forget touches of freed rows, and let those be used again."""
     s = t.state
-    count = np.int64(0)
+    count = int64(0)
     for i in range(s[TOUCHED_COUNT]):
-        row = np.int64(t.touched[i])
-        marks = np.int64(t.blocks[row].marks)
+        row = int64(t.touched[i])
+        marks = int64(t.blocks[row].marks)
         if marks & FREE:
             keep_block(t, row)
             t.blocks[row].marks = FREE
@@ -195,13 +195,13 @@ def leave_limbo(t: Tables) -> None:
 
 
 @inlined
-def first_touch_ms(b: Array) -> int:
-    return ((np.int64(b.marks) & FIRST_HIGH) << 32) | np.int64(b.first_touch)
+def first_touch_ms(b: Row) -> int:
+    return ((int64(b.marks) & FIRST_HIGH) << 32) | int64(b.first_touch)
 
 
 @inlined
-def last_touch_ms(b: Array) -> int:
-    return (((np.int64(b.marks) >> LAST_SHIFT) & FIRST_HIGH) << 32) | np.int64(b.last_touch)
+def last_touch_ms(b: Row) -> int:
+    return (((int64(b.marks) >> LAST_SHIFT) & FIRST_HIGH) << 32) | int64(b.last_touch)
 
 
 @inlined
@@ -209,8 +209,8 @@ def count_touch(t: Tables, row: int, hits: int, now_ms: int) -> None:
     """Add to the history of a placed block."""
     keep_block(t, row)
     b = t.blocks[row]
-    before = np.int64(b.touches)
-    marks = np.int64(b.marks)
+    before = int64(b.touches)
+    marks = int64(b.marks)
     if before == 0:
         b.first_touch = now_ms & LOW_32
         marks = (marks & ~FIRST_HIGH) | (now_ms >> 32)
