@@ -1,6 +1,7 @@
 """`kvadvisor demo`: an engine with its storage agent in one process, the advisor in another, and a live status view.
 
-This process only starts, watches and stops the two; both die with it. All they make lies in one folder.
+This process only starts, watches and stops the two; both die with it. All they make lies in one folder. Ctrl-C and
+SIGTERM are how it is meant to end: with the summary, a verification and status 0, or 1 where that finds a fault.
 """
 
 from __future__ import annotations

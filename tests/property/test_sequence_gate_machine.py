@@ -139,7 +139,7 @@ class GateMachine(RuleBasedStateMachine):
         """The noise stops and everything of the present life is offered again."""
         given_up = any(isinstance(entry, Lost) for entry in self.log)
         if self.foreign and (given_up or (self.gate.waiting() and self.life)):
-            # A foreign batch that was given up has no checksum, so by the fence it opens a new epoch when it comes late.
+            # A foreign batch that was given up has no checksum: by the fence it opens a new epoch if it comes late.
             # What is held may be of the life before: nothing tells until the present one sends that number too.
             return
         before = len(self.log)
