@@ -38,9 +38,13 @@ $(BIN)/python:
 .venv/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing kvadvisor into .venv; the first time takes a minute or two, most of it PyTorch."
 	@$(PIP) -e .
+	@echo "Compiling the index's kernels; once, about half a minute."
+	@$(BIN)/kvadvisor warm
 	@touch $@
 
 .venv/.test: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing kvadvisor and its tests into .venv; the first time takes a minute or two, most of it PyTorch."
 	@$(PIP) -e '.[test,lint]'
+	@echo "Compiling the index's kernels; once, about half a minute."
+	@$(BIN)/kvadvisor warm
 	@touch .venv/.run $@

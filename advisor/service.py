@@ -25,6 +25,7 @@ from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntr
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.index import ArrayIndex, IndexSize
+from advisor.index.warm import warm as warm_index
 from advisor.intake import Intake, SourceFacts
 from advisor.log import SqlLog, read_decoded
 from advisor.metrics import Metrics
@@ -78,6 +79,7 @@ class AdvisorService:
 
     def start(self) -> None:
         """Open the log, fold it, connect, and run. Raises `AdvisorError` or the event plane's errors."""
+        warm_index()
         self._log = SqlLog(self.settings.log_path)
         try:
             self._start(self._log)
