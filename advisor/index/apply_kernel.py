@@ -13,6 +13,8 @@ from advisor.index.keep import keep_block, keep_placement
 from advisor.index.layout import (
     ANNOUNCED_UNTIL,
     DEPTH_UNKNOWN,
+    ENTERED,
+    EVICTED,
     HITS,
     LIMBO,
     LOW_32,
@@ -28,7 +30,16 @@ from advisor.index.layout import (
     Tables,
     int64,
 )
-from advisor.index.placing import note_touched, placement_in, placements_spare, put_in, resize, take_out, touch
+from advisor.index.placing import (
+    first_to_go,
+    note_touched,
+    placement_in,
+    placements_spare,
+    put_in,
+    resize,
+    take_out,
+    touch,
+)
 from advisor.index.tree import attach, blocks_spare, leave_limbo, make_block, root_of
 from event_plane.schema import EventType, RecordFlag
 
@@ -63,7 +74,6 @@ REALMS_A_NAMESPACE = 256
 _SLOTS_AHEAD = 32
 _ROWS_AHEAD = 20
 _LINKS_AHEAD = 10
-_RING_MASK = RING_RECORDS - 1
 
 
 @inlined
@@ -81,11 +91,17 @@ def realm_of_record(r: Row, realm_of: Array) -> int:
 
 
 @inlined
+def ring_place(i: int) -> int:
+    """Where the ring holds what was found out about record `i`."""
+    return RING + 3 * (i & (RING_RECORDS - 1))
+
+
+@inlined
 def look_ahead_slots(t: Tables, records: Array, i: int, realm_of: Array) -> None:
     """Compute tags of record `i` and its parent into the ring, and ask for their hash slots. -1: none."""
     s = t.state
     r = records[i]
-    at = RING + 2 * (i & _RING_MASK)
+    at = ring_place(i)
     s[at] = -1
     s[at + 1] = -1
     realm = realm_of_record(r, realm_of)
@@ -125,46 +141,43 @@ def likely_row(t: Tables, tag: int) -> int:
 
 @inlined
 def look_ahead_rows(t: Tables, i: int) -> None:
-    at = RING + 2 * (i & _RING_MASK)
-    if t.state[at] >= 0:
-        row = likely_row(t, t.state[at])
+    s = t.state
+    at = ring_place(i)
+    s[at + 2] = -1
+    if s[at] >= 0:
+        row = likely_row(t, s[at])
+        s[at + 2] = row
         if row >= 0:
             prefetch(t.blocks, row)
             prefetch(t.heat, row)
-    if t.state[at + 1] >= 0:
-        row = likely_row(t, t.state[at + 1])
+    if s[at + 1] >= 0:
+        row = likely_row(t, s[at + 1])
         if row >= 0:
             prefetch(t.blocks, row)
 
 
 @inlined
 def look_ahead_placements(t: Tables, i: int) -> None:
-    tag = t.state[RING + 2 * (i & _RING_MASK)]
-    if tag >= 0:
-        row = likely_row(t, tag)
-        if row >= 0:
-            p = int64(t.blocks[row].placed)
-            if p >= 0:
-                prefetch(t.placements, p)
-            parent = int64(t.blocks[row].parent)
-            if parent >= 0:
-                prefetch(t.blocks, parent)
+    row = t.state[ring_place(i) + 2]
+    if row >= 0:
+        b = t.blocks[row]
+        if b.placed >= 0:
+            prefetch(t.placements, int64(b.placed))
+        if b.parent >= 0:
+            prefetch(t.blocks, int64(b.parent))
 
 
 @inlined
 def look_ahead_links(t: Tables, i: int) -> None:
-    tag = t.state[RING + 2 * (i & _RING_MASK)]
-    if tag >= 0:
-        row = likely_row(t, tag)
-        if row >= 0:
-            p = int64(t.blocks[row].placed)
-            if p >= 0:
-                older = int64(t.placements[p].older)
-                if older >= 0:
-                    prefetch(t.placements, older)
-                newer = int64(t.placements[p].newer)
-                if newer >= 0:
-                    prefetch(t.placements, newer)
+    row = t.state[ring_place(i) + 2]
+    if row >= 0:
+        p = int64(t.blocks[row].placed)
+        if p >= 0:
+            x = t.placements[p]
+            if x.older >= 0:
+                prefetch(t.placements, int64(x.older))
+            if x.newer >= 0:
+                prefetch(t.placements, int64(x.newer))
 
 
 @routine
@@ -265,6 +278,20 @@ def store(
     return row
 
 
+@routine
+def make_way(t: Tables, r: Row, place: int, realm: int, tag: int) -> bool:
+    """Take out of a full place what it would evict first, unless the record's block is there."""
+    row = find(t, tag, r["sequence_hash_lo"], r["sequence_hash_hi"], realm)
+    if row >= 0 and placement_in(t, row, place) >= 0:
+        return False
+    p = first_to_go(t, place)
+    if p < 0:
+        return False
+    take_out(t, int64(t.placements[p].block), place, p)
+    t.state[EVICTED] += 1
+    return True
+
+
 @inlined
 def remove(t: Tables, r: Row, place: int, realm: int, tag: int) -> None:
     lo = r["sequence_hash_lo"]
@@ -303,14 +330,23 @@ def access(t: Tables, r: Row, place: int, realm: int, tag: int, now_ms: int) -> 
 
 @kernel
 def apply_records(
-    t: Tables, records: Array, start: int, begins: bool, place_of: Array, realm_of: Array, now_ms: int
+    t: Tables,
+    records: Array,
+    start: int,
+    begins: bool,
+    place_of: Array,
+    realm_of: Array,
+    now_ms: int,
+    bounded: int,
+    capacity: int,
 ) -> int:
     """Apply `records[start:]`; returns how far it came and says in `state[STOP]` why it stopped.
 
     `begins`: the batch's figures in `state` start from zero.
 
     `place_of` i4 (5 × locations, by tier and location) and `realm_of` i4 (256 × namespaces, by namespace and group)
-    translate the batch's own numbers; -1 is not known yet.
+    translate the batch's own numbers; -1 is not known yet. Place `bounded` (-1: none) holds `capacity` blocks: a Store
+    of another first takes out the block that the place would evict first.
     """
     s = t.state
     n = len(records)
@@ -321,6 +357,8 @@ def apply_records(
         s[ANNOUNCED_UNTIL] = 0
         s[RECOMPUTED] = 0
         s[NOTED] = 0
+        s[ENTERED] = 0
+        s[EVICTED] = 0
         s[SKIPS] = 0
         s[HITS : HITS + 5] = 0
         s[SKIPPED : SKIPPED + len(SKIP_REASONS)] = 0
@@ -363,7 +401,7 @@ def apply_records(
             s[STOP] = NEEDS_PLACE
             return i
         realm = realm_of_record(r, realm_of)
-        tag = s[RING + 2 * (i & _RING_MASK)]
+        tag = s[ring_place(i)]
         if tag < 0 and realm >= 0:
             tag = tag_of(s, r["sequence_hash_lo"], r["sequence_hash_hi"], realm)
         if kind == STORE:
@@ -377,7 +415,9 @@ def apply_records(
             if starts and i >= s[ANNOUNCED_UNTIL] and r["parent_hash_lo"] == 0 and r["parent_hash_hi"] == 0:
                 s[ANNOUNCED_UNTIL] = announced_end(t, records, i, realm_of, place)
             announced = i < s[ANNOUNCED_UNTIL]
-            last = store(t, r, place, realm, tag, s[RING + 2 * (i & _RING_MASK) + 1], last, now_ms, announced)
+            if place == bounded and t.places[place].placements >= capacity and make_way(t, r, place, realm, tag):
+                last = int64(-1)
+            last = store(t, r, place, realm, tag, s[ring_place(i) + 1], last, now_ms, announced)
         elif kind == REMOVE:
             remove(t, r, place, realm, tag)
             last = int64(-1)

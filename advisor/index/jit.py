@@ -33,10 +33,11 @@ _STAMP = "" if INTERPRETED else _sources_digest()
 
 
 def _compiled(function: F, **options: Any) -> Any:
+    njit: Any = numba.njit
     try:
-        return numba.njit(nogil=True, _nrt=False, **options)(function)
+        return njit(nogil=True, _nrt=False, **options)(function)
     except KeyError:
-        return numba.njit(nogil=True, **options)(function)
+        return njit(nogil=True, **options)(function)
 
 
 def inlined(function: F) -> F:

@@ -138,9 +138,9 @@ HEAT_CHUNK_SHIFT = 8
     KEEP_PLACEMENTS_FROM, KEEP_PLACEMENTS_BELOW, KEPT_PLACEMENTS, KEPT_PLACEMENT_BITS,
     ANNOUNCED_UNTIL,
 ) = range(32)  # fmt: skip
-STOP, FAULT, RECOMPUTED, NOTED, SKIPS = range(32, 37)
+STOP, FAULT, RECOMPUTED, NOTED, ENTERED, EVICTED, SKIPS = range(32, 39)
 """What Python reads after a batch, with `HITS`. `SKIPS`: how many records were skipped."""
-HITS = 37
+HITS = 39
 """Five numbers: hits by tier of the batch."""
 SKIPPED = 48
 """Sixteen: records that made no sense, by reason (see apply_kernel.py)."""
@@ -148,8 +148,8 @@ HISTOGRAM = 64
 """`LEVELS` numbers: placed blocks by level of heat."""
 RING = HISTOGRAM + LEVELS
 RING_RECORDS = 64
-"""Twice this many: hash tags of the records ahead and of their parents."""
-STATE_NUMBERS = RING + 2 * RING_RECORDS
+"""Each has three numbers in a ring: of a record ahead its hash tag, its parent's, its likely block row."""
+STATE_NUMBERS = RING + 3 * RING_RECORDS
 
 
 class Tables(NamedTuple):

@@ -4,31 +4,9 @@ from __future__ import annotations
 
 from advisor.index.jit import inlined, kernel, prefetch
 from advisor.index.layout import BLOCK_TOP, FREE, HEAT_CHUNK_SHIFT, LOW_31, LOW_32, Array, Tables, int64
-from advisor.index.placing import placement_in
+from advisor.index.placing import first_to_go, next_to_go, placement_in
 
 _EMITTED = int64(-1)
-
-
-@inlined
-def first_to_go(t: Tables, place: int) -> int:
-    """The placement that a place would evict first, or -1."""
-    z = t.places[place]
-    if z.by_frequency:
-        step = int64(z.lowest)
-        return int64(-1) if step < 0 else int64(t.steps[step].oldest)
-    return int64(z.oldest)
-
-
-@inlined
-def next_to_go(t: Tables, place: int, p: int) -> int:
-    if not t.places[place].by_frequency:
-        return int64(t.placements[p].newer)
-    q = int64(t.ranks[p].newer)
-    if q < 0:
-        step = int64(t.steps[int64(t.ranks[p].step)].higher)
-        if step >= 0:
-            q = int64(t.steps[step].oldest)
-    return q
 
 
 @kernel

@@ -7,6 +7,7 @@ from advisor.index.heat import level_of, set_level
 from advisor.index.jit import inlined
 from advisor.index.keep import keep_block, keep_placement
 from advisor.index.layout import (
+    ENTERED,
     GHOSTS,
     LOW_32,
     NONE,
@@ -37,6 +38,28 @@ def placement_in(t: Tables | Lookup, row: int, place: int) -> int:
     while p >= 0 and t.placements[p].place != place:
         p = int64(t.placements[p].next_placed)
     return p
+
+
+@inlined
+def first_to_go(t: Tables, place: int) -> int:
+    """The placement that a place would evict first, or -1."""
+    z = t.places[place]
+    if z.by_frequency:
+        step = int64(z.lowest)
+        return int64(-1) if step < 0 else int64(t.steps[step].oldest)
+    return int64(z.oldest)
+
+
+@inlined
+def next_to_go(t: Tables, place: int, p: int) -> int:
+    if not t.places[place].by_frequency:
+        return int64(t.placements[p].newer)
+    q = int64(t.ranks[p].newer)
+    if q < 0:
+        step = int64(t.steps[int64(t.ranks[p].step)].higher)
+        if step >= 0:
+            q = int64(t.steps[step].oldest)
+    return q
 
 
 @inlined
@@ -95,6 +118,7 @@ def put_in(t: Tables, row: int, place: int, block_bytes: int) -> int:
     x.place = place
     b.placed = p
     become_newest(t, place, p)
+    s[ENTERED] += 1
     z = t.places[place]
     z.placements += 1
     z.placed_bytes += block_bytes
