@@ -76,7 +76,12 @@ def _table(name: str, figures: list[Figure]) -> Table:
     table.add_column("goal")
     table.add_column("met")
     for figure in figures:
-        value = figure.note or "–" if figure.value is None else f"{figure.value:,.3g}" if abs(figure.value) < 1_000 else f"{figure.value:,.0f}"
         met = {None: "", True: "yes", False: "no"}[figure.met]
-        table.add_row(figure.name, value, figure.unit, figure.goal, met)
+        table.add_row(figure.name, _value(figure), figure.unit, figure.goal, met)
     return table
+
+
+def _value(figure: Figure) -> str:
+    if figure.value is None:
+        return figure.note or "–"
+    return f"{figure.value:,.3g}" if abs(figure.value) < 1_000 else f"{figure.value:,.0f}"

@@ -43,6 +43,8 @@ from storage_agent.port import AgentPort
 
 SAMPLES_KEPT_MAX = 3_600
 STOP_WAIT_S = 10.0
+BLOCKS_AHEAD = 1 << 17
+"""Blocks for which the index has memory ready, so that ingest does not wait for the kernel to find some."""
 
 _log = structlog.get_logger()
 
@@ -241,6 +243,7 @@ class AdvisorService:
                     # The second it was due: two samples never share one, however late they come.
                     self.samples.append((int(wall_s + sample_s), self.moment()))
                     sample_s += 1.0
+                    self.fold.index.touch_ahead(BLOCKS_AHEAD)
                 if moment >= tick_s:
                     tick_s = moment + self.settings.tick_interval_s
                     self.submit(Tick(now_us())).result()

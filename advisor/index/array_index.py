@@ -49,6 +49,7 @@ from advisor.index.layout import (
     IndexSize,
     Lookup,
     make_tables,
+    populate,
 )
 from advisor.index.saved_index import Contents, Save, read_contents, read_tables
 from advisor.index.views import Applied, BlockRow, Figures, Group, Matched, PlacedIn, PlaceFigures, Totals
@@ -514,6 +515,16 @@ class ArrayIndex:
         s = self._state
         blocks = s[BLOCK_MAX] - s[BLOCK_TOP] + s[BLOCKS_FREE] + s[LIMBO]
         return int(blocks), int(s[PLACEMENT_MAX] - s[PLACEMENT_TOP] + s[PLACEMENTS_FREE])
+
+    def touch_ahead(self, blocks: int) -> None:
+        """Have memory ready for so many more blocks, a placement each. Needs no lock: nothing changes."""
+        s, t = self._state, self.tables
+        top, placed = int(s[BLOCK_TOP]), int(s[PLACEMENT_TOP])
+        for table in (t.blocks, t.heat, t.touched):
+            populate(table, top, top + blocks)
+        populate(t.placements, placed, placed + blocks)
+        # A table that doubles spreads over twice the homes.
+        populate(t.entries, 0, min(len(t.entries), 4 * (top + blocks)))
 
     # -- in a file
 

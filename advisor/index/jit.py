@@ -19,6 +19,9 @@ from numba.core import types
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_CACHES: list[Any] = []
+"""numba's cache of each kernel that has one."""
+
 INTERPRETED = bool(numba.config.DISABLE_JIT)
 
 
@@ -38,6 +41,11 @@ def _compiled(function: F, **options: Any) -> Any:
         return njit(nogil=True, _nrt=False, **options)(function)
     except KeyError:
         return njit(nogil=True, **options)(function)
+
+
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept: beside the sources, else in numba's folder of the user; None: nowhere."""
+    return Path(_CACHES[0].cache_path) if _CACHES else None
 
 
 def inlined(function: F) -> F:
@@ -70,6 +78,7 @@ def kernel(function: F) -> F:
         return _typed(function, made)
     cache = getattr(made, "_cache", None)
     if cache is not None and hasattr(cache, "_cache_file"):
+        _CACHES.append(cache)
         cache._cache_file._source_stamp = _STAMP
         cache.save_overload = _saving_if_possible(cache.save_overload)
     return _typed(function, made)

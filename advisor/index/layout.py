@@ -6,6 +6,7 @@ rows never move, growth is a page at a time, and the memory limit is a number of
 
 from __future__ import annotations
 
+import errno
 import mmap
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -252,10 +253,34 @@ def reserve(rows: int, dtype: np.dtype[Any]) -> Array:
 
 def release(rows: Array) -> None:
     """Give back the memory of rows from `reserve`; they are zero again."""
+    _memory_of(rows).madvise(mmap.MADV_DONTNEED)
+
+
+def populate(rows: Array, first: int, end: int) -> None:
+    """Have memory for rows `first` … `end` of `reserve` before they are used; their content stays as it is.
+
+    A first use costs up to 20 µs a page. Does nothing where the kernel is older than Linux 5.14.
+    """
+    page = mmap.PAGESIZE
+    start = first * rows.itemsize // page * page
+    size = min(end, len(rows)) * rows.itemsize - start
+    if size > 0:
+        try:
+            _memory_of(rows).madvise(_MADV_POPULATE_WRITE, start, size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOMEM):
+                raise
+
+
+_MADV_POPULATE_WRITE = 23
+"""madvise(2); Python has no name for it."""
+
+
+def _memory_of(rows: Array) -> mmap.mmap:
     memory: Any = rows
     while not isinstance(memory, mmap.mmap):
         memory = memory.obj if isinstance(memory, memoryview) else memory.base
-    memory.madvise(mmap.MADV_DONTNEED)
+    return memory
 
 
 def make_tables(size: IndexSize, seed: int) -> Tables:

@@ -92,7 +92,7 @@ def plan_moves(
     now_us: int,
     paused: frozenset[str] = frozenset(),
 ) -> Plan:
-    """Plan over `volumes`. `touched`: rows of blocks used since the last plan, in order. Paused volumes take no part."""
+    """Plan over `volumes`. `touched`: rows of blocks used since the last plan, in order. Paused volumes stay out."""
     plan = Plan()
     ordered = sorted((v for v in volumes if v.volume_id not in paused), key=lambda v: (v.speed_rank, v.volume_id))
     if not ordered:
