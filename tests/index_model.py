@@ -205,7 +205,13 @@ class NaiveIndex:
     # -- records
 
     def apply(
-        self, records: Records, producer: int, namespace_ids: Sequence[int], locations: Sequence[str], now_us: int
+        self,
+        records: Records,
+        producer: int,
+        namespace_ids: Sequence[int],
+        locations: Sequence[str],
+        now_us: int,
+        bounded: tuple[NaivePlace, int] | None = None,
     ) -> None:
         announced_until = 0
         rows: list[dict[str, Any]] = [
@@ -231,6 +237,12 @@ class NaiveIndex:
             namespace_id = namespace_ids[row["namespace"]]
             key = Key(namespace_id, row["group"], sequence_hash)
             if kind == EventType.STORE:
+                block = self.blocks.get(key)
+                absent = block is None or place not in block.placements
+                if bounded is not None and bounded[0] is place and len(place.blocks) >= bounded[1] and absent:
+                    for victim in place.coldest():
+                        self.remove(victim, place)
+                        break
                 starts = row["flags"] & RecordFlag.COUNTED and row["flags"] & RecordFlag.FIRST and not parent_hash
                 if i >= announced_until and starts:
                     announced_until = self._announced(rows, i, namespace_id, place)

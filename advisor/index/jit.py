@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _CACHES: list[Any] = []
 """numba's cache of each kernel that has one."""
 
-INTERPRETED = bool(numba.config.DISABLE_JIT)
+INTERPRETED = bool(numba.config.DISABLE_JIT)  # type: ignore[attr-defined]
 
 
 def _sources_digest() -> str:
