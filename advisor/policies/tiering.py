@@ -76,6 +76,13 @@ class Plan:
     refusals: list[Refusal] = field(default_factory=list)
     refused: int = 0
     """All refusals; `refusals` keeps the first few."""
+    blocks: set[Block] = field(default_factory=set)
+    """Those of `proposals`: a block has one move at a time."""
+
+    def propose(self, proposal: Proposal) -> None:
+        assert proposal.block not in self.blocks
+        self.proposals.append(proposal)
+        self.blocks.add(proposal.block)
 
     def refuse(self, block: Block, volume: str, reason: str) -> None:
         self.refused += 1
@@ -165,6 +172,9 @@ def _relieve(
         if any(child in stays for child in block.children):
             stays.add(block)
             continue
+        if block in plan.blocks:
+            stays.add(block)
+            continue
         open_move = moves.of(block.key)
         if open_move is not None:
             if not (open_move.kind in FREES_SOURCE and open_move.source == volume.volume_id):
@@ -174,7 +184,7 @@ def _relieve(
         if proposal is None or not budget.spend(proposal.block_bytes if proposal.kind is MoveKind.DEMOTE else 0):
             stays.add(block)
             continue
-        plan.proposals.append(proposal)
+        plan.propose(proposal)
         occupied[volume.volume_id] -= 1
         if proposal.kind is MoveKind.DEMOTE:
             occupied[proposal.target] += 1
@@ -222,7 +232,7 @@ def _promote(
     fast = ordered[0]
     waiting: list[tuple[Block, Volume]] = []
     for block in touched:
-        if fast.place in block.placements or moves.of(block.key) is not None:
+        if fast.place in block.placements or block in plan.blocks or moves.of(block.key) is not None:
             continue
         source = next((v for v in ordered[1:] if v.place in block.placements), None)
         if source is None:
@@ -245,9 +255,7 @@ def _promote(
             plan.refuse(block, fast.volume_id, "the budget of open moves or bytes is spent")
         else:
             reason = _why_promote(block, source, fast, size, now_us)
-            plan.proposals.append(
-                Proposal(MoveKind.PROMOTE, block, source.volume_id, fast.volume_id, size, reason)
-            )
+            plan.propose(Proposal(MoveKind.PROMOTE, block, source.volume_id, fast.volume_id, size, reason))
             promised.add(block)
             occupied[fast.volume_id] += 1
 

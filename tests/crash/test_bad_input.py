@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -226,11 +225,3 @@ def test_demo_on_a_folder_in_use_leaves_it_alone(tmp_path: Path, ends: Ends) -> 
         assert ends("demo", "--dir", folder).startswith(f"{folder / 'demo'} is in use by process {holder.pid} on ")
         holder.kill()
     assert list(folder.iterdir()) == [lock_path(folder / "demo")]
-
-
-@pytest.mark.crash
-def test_demo_on_an_unreadable_trace_line_names_it(tmp_path: Path) -> None:
-    trace = write(tmp_path / "trace.jsonl", LINE + json.dumps({"timestamp": 0}) + "\n")
-    _, sentence = demo_ends(tmp_path / "demo", "--trace", trace)
-    assert sentence.startswith(f"the engine ended with status 2: {trace}, line 2 is no request")
-    assert verified(tmp_path / "demo").returncode == 0
