@@ -135,7 +135,7 @@ class Fold:
         self.now_us = 0
         self.events_total = 0
         self.recomputed = 0
-        """Blocks stored in G1 that are no copy: computed by an engine."""
+        """Blocks stored in G1 that are no copy: computed by an engine, one that also tells which it found there."""
         self.hits_by_tier: Counter[int] = Counter()
         self.skipped: Counter[str] = Counter()
         """Records and entries that made no sense, by reason."""
@@ -361,7 +361,8 @@ class Fold:
         if not flags & _COPY:
             self.index.touch(block, place, 1, self.now_us, entered=entered)
             self._note_touched(block)
-            if place.key.tier == 1 and not reannounced:
+            # An engine that counts references tells nothing of what it found again: a share of it would be made up.
+            if place.key.tier == 1 and not flags & _COUNTED:
                 self.recomputed += 1
 
     def _note_touched(self, block: Block) -> None:
