@@ -113,7 +113,7 @@ def _folder(directory: Path | None) -> Iterator[Path]:
 
 
 def _write_settings(folder: Path, admin_port: int) -> None:
-    core, agent, command = _free_ports()
+    core, agent, command = free_ports()
     files = {
         AGENT_FILE: demo_agent_toml(
             agent_events_url=f"zmq+tcp://127.0.0.1:{agent}", command_url=f"tcp://127.0.0.1:{command}"
@@ -181,7 +181,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _free_ports() -> tuple[int, int, int]:
+def free_ports() -> tuple[int, int, int]:
     """Ports for the core's events, the agent's and its commands; the port after each of the first two is free too."""
     found: list[int] = []
     for _ in range(1_000):
