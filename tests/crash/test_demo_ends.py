@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.killed_demo import RunningDemo, is_running
+from tests.crash.killed_demo import RunningDemo, is_running, verified
 
 AT_A_TERMINAL = """
 import fcntl, os, sys, termios
@@ -79,6 +79,10 @@ def test_ctrl_c_at_a_terminal_ends_with_the_summary_status_0_and_no_child(tmp_pa
         demo.wait_for(lambda: re.search(r"[1-9]\d* done", demo.screen) is not None, "moves are shown")
         children = demo.children()
         assert len(children) == 2
+        refused = verified(tmp_path / "demo")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        sentence = rf"kvadvisor: .* is in use by process {demo.process.pid} on .*: stop that one first\n"
+        assert re.fullmatch(sentence, refused.stderr)
         demo.press_ctrl_c()
         assert demo.process.wait(60) == 0, demo.screen
         assert not any(is_running(pid) for pid in children)
