@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 ARGS ?=
 
-.PHONY: help demo test lint test-wheel clean
+.PHONY: help demo test soak lint test-wheel clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -17,6 +17,9 @@ demo: .venv/.run ## Run the demo: an engine, an agent with two volumes, and the 
 
 test: .venv/.test ## Run all tests.
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: .venv/.test ## Kill demos thirty times at random moments and verify after each; takes minutes.
+	$(BIN)/python -m tests.crash.killed_demo $(ARGS)
 
 lint: .venv/.test ## Check style, types and the rooms' import arrows.
 	$(BIN)/ruff check

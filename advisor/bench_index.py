@@ -186,7 +186,7 @@ def _ns(apply: Callable[[Records], None], batches: list[Records]) -> float:
 def _questions(loaded: _Loaded, size: str, *, goal: bool) -> list[Figure]:
     index, stream = loaded.index, loaded.stream
     rng = np.random.default_rng(3)
-    paths = []
+    paths: list[Any] = []
     while len(paths) < 2_000:
         path = stream.path(int(rng.integers(loaded.blocks // 2, loaded.blocks)))[:MATCH_HASHES]
         if len(path) == MATCH_HASHES:
@@ -254,7 +254,7 @@ def _shards(small: _Loaded) -> list[Figure]:
     halves = [_Loaded(MILLION // 2, MILLION), _Loaded(MILLION // 2, MILLION)]
     work = [half.next_batches(1_000 * BATCH) for half in halves]
     threads = [
-        threading.Thread(target=lambda h=half, b=batches: [h.apply(batch) for batch in b])  # type: ignore[misc]
+        threading.Thread(target=lambda h=half, b=batches: [h.apply(batch) for batch in b])
         for half, batches in zip(halves, work, strict=True)
     ]
     started = time.perf_counter()
@@ -350,7 +350,7 @@ class _Radix:
         if radix is None:
             return None
         rng = np.random.default_rng(4)
-        waits = []
+        waits: list[float] = []
         while len(waits) < 1_000:
             path = stream.path(int(rng.integers(MILLION // 2, MILLION)))[:MATCH_HASHES]
             if len(path) == MATCH_HASHES:

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -113,7 +113,7 @@ def _folder(directory: Path | None) -> Iterator[Path]:
 
 
 def _write_settings(folder: Path, admin_port: int) -> None:
-    core, agent, command = _free_ports()
+    core, agent, command = free_ports()
     files = {
         AGENT_FILE: demo_agent_toml(
             agent_events_url=f"zmq+tcp://127.0.0.1:{agent}", command_url=f"tcp://127.0.0.1:{command}"
@@ -181,7 +181,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _free_ports() -> tuple[int, int, int]:
+def free_ports() -> tuple[int, int, int]:
     """Ports for the core's events, the agent's and its commands; the port after each of the first two is free too."""
     found: list[int] = []
     for _ in range(1_000):
@@ -207,36 +207,43 @@ class _Child:
         self.name = name
         self.lines: deque[str] = deque(maxlen=64)
         """What it last said on standard output."""
-        self._errors = folder / f"{name}.err"
+        self.errors: deque[str] = deque(maxlen=64)
+        """What it last said on standard error; all of it goes to a file, if that has room."""
+        self._errors_file = folder / f"{name}.err"
         self._command = command
 
     def __enter__(self) -> _Child:
-        with self._open_errors() as errors:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                process_group=0,
-                text=True,
-            )
-        assert self._process.stdout is not None
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
-        self._reader.start()
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+            text=True,
+            errors="replace",
+        )
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read, self._read_errors)]
+        for reader in self._readers:
+            reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _open_errors(self) -> IO[str]:
-        try:
-            return self._errors.open("w")
-        except OSError as fault:
-            raise DemoError(f"{self._errors} cannot be made ({fault.strerror}): choose another folder") from fault
-
-    def _read(self, output: IO[str]) -> None:
-        for line in output:
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
             self.lines.append(line.rstrip("\n"))
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        # A full disk is what the last words may be about: they must not need it.
+        with contextlib.suppress(OSError):
+            self._errors_file.unlink(missing_ok=True)
+        for line in self._process.stderr:
+            self.errors.append(line.rstrip("\n"))
+            with contextlib.suppress(OSError), self._errors_file.open("a") as file:
+                file.write(line)
 
     @property
     def ended(self) -> bool:
@@ -249,7 +256,8 @@ class _Child:
         status = self._process.returncode
         if status < 0:
             raise DemoError(f"the {self.name} was ended by {signal.Signals(-status).name}: start the demo again")
-        said = [line for line in self._errors.read_text().splitlines() if line.strip()]
+        self._join_readers()
+        said = [line for line in self.errors if line.strip()]
         # Its command line's own prefix is not said twice.
         words = re.sub(r"^kvadvisor[a-z ]*: ", "", said[-1]) if said else "it said nothing"
         raise DemoError(f"the {self.name} ended with status {status}: {words}")
@@ -263,9 +271,14 @@ class _Child:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._reader.join(1.0)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._join_readers()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _join_readers(self) -> None:
+        for reader in self._readers:
+            reader.join(1.0)
 
 
 def _advisor_command(folder: Path) -> list[str]:

@@ -107,7 +107,7 @@ class Fold:
         self.now_us = 0
         self.events_total = 0
         self.recomputed = 0
-        """Blocks stored in G1 that are no copy: computed by an engine."""
+        """Blocks stored in G1 that are no copy: computed by an engine, one that also tells which it found there."""
         self.hits_by_tier: Counter[int] = Counter()
         self.skipped: Counter[str] = Counter()
         """Records and entries that made no sense, by reason."""

@@ -18,6 +18,11 @@ from event_plane.schema import RECORD_DTYPE, Batch, BatchKind, Namespace, Snapsh
 from event_plane.sequence import Accept, Action, Arrival, AskResend, Duplicate, Lost, SequenceGate, StreamState
 from event_plane.transport import Message
 
+UNKNOWN_SOURCE = "message of an unknown source"
+UNDECODABLE_BATCH = "undecodable batch"
+UNDECODABLE_MESSAGE = "undecodable message"
+DETAIL_CHARACTERS_MAX = 200
+
 _NO_RECORDS = np.empty(0, dtype=RECORD_DTYPE)
 
 
@@ -39,6 +44,15 @@ class Accepted:
     batch: Batch
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A message that could not be read at all. `reason` is one of few, for counting; `detail` is a sentence."""
+
+    source: str
+    reason: str
+    detail: str
+
+
 @dataclass(slots=True)
 class Taken:
     """What a step of the intake asks its shell to do, in this order: append, acknowledge, ask again."""
@@ -48,8 +62,7 @@ class Taken:
     """(source, producer, epoch, sequence) to acknowledge once everything in `accepted` is durable."""
     resends: list[tuple[str, int]] = field(default_factory=list)
     """(source, first sequence) to ask for again."""
-    refused: list[str] = field(default_factory=list)
-    """Why messages could not be read at all."""
+    unreadable: list[Unreadable] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,7 @@ class Intake:
     def __init__(self, sources: Iterable[SourceFacts], gate: SequenceGate | None = None) -> None:
         self.gate = gate if gate is not None else SequenceGate()
         self.refused: Counter[str] = Counter()
-        """Messages and foreign events that could not be used, by reason."""
+        """Messages and foreign events that could not be used, by reason. Reasons are few: none quotes a message."""
         self.resends: Counter[int] = Counter()
         self.duplicates: Counter[int] = Counter()
         self.lost: Counter[int] = Counter()
@@ -120,11 +133,11 @@ class Intake:
         """One message as received. Bad bytes are counted in `refused`, never raised."""
         facts = self._facts.get(message.source)
         if facts is None:
-            self.refused["message of an unknown source"] += 1
+            self.refused[UNKNOWN_SOURCE] += 1
             return Taken()
         ours = wire.is_batch(message.payload) if facts.dialect == "auto" else facts.dialect == "kvadvisor"
         arrival = self._ours(message) if ours else self._foreign(message, facts)
-        if isinstance(arrival, str):
+        if isinstance(arrival, Unreadable):
             return self._refuse(arrival, Taken())
         self._source_of[arrival.producer] = message.source
         self._name_of[arrival.producer] = arrival.item.name
@@ -144,26 +157,26 @@ class Intake:
         """Deadlines of resends."""
         return self._carry_out(self.gate.tick(now_us))
 
-    def _refuse(self, why: str, taken: Taken) -> Taken:
-        self.refused[why] += 1
-        taken.refused.append(why)
+    def _refuse(self, unreadable: Unreadable, taken: Taken) -> Taken:
+        self.refused[unreadable.reason] += 1
+        taken.unreadable.append(unreadable)
         return taken
 
-    def _ours(self, message: Message) -> Arrival | str:
+    def _ours(self, message: Message) -> Arrival | Unreadable:
         """The arrival, or why there is none."""
         try:
             batch = wire.decode(message.payload)
         except WireError as fault:
-            return f"batch refused: {fault}"[:200]
+            return Unreadable(message.source, UNDECODABLE_BATCH, str(fault)[:DETAIL_CHARACTERS_MAX])
         item = _Item(message, message.source, batch)
         return Arrival(batch.producer, batch.epoch, batch.sequence, zlib.crc32(message.payload), item)
 
-    def _foreign(self, message: Message, facts: SourceFacts) -> Arrival | str:
+    def _foreign(self, message: Message, facts: SourceFacts) -> Arrival | Unreadable:
         dialect = self._dialect(facts)
         try:
             rank = dialect.rank(message.payload)
         except DialectError as fault:
-            return f"message refused: {fault}"[:200]
+            return Unreadable(message.source, UNDECODABLE_MESSAGE, str(fault)[:DETAIL_CHARACTERS_MAX])
         topic = message.topic.decode("utf-8", "replace")
         name = "/".join(part for part in (facts.name, topic, f"dp{rank}") if part)
         item = _Item(message, name, None)
@@ -208,7 +221,8 @@ class Intake:
                 self.refused.update(skipped)
             except DialectError as fault:
                 # The sequence is consumed all the same, by an empty batch: the stream goes on.
-                self._refuse(f"message refused: {fault}"[:200], taken)
+                detail = str(fault)[:DETAIL_CHARACTERS_MAX]
+                self._refuse(Unreadable(facts.name, UNDECODABLE_MESSAGE, detail), taken)
                 batch = Batch(arrival.producer, action.epoch, arrival.sequence, _NO_RECORDS)
             payload, crc = wire.encode(batch), arrival.checksum
         taken.accepted.append(

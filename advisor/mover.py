@@ -207,6 +207,8 @@ class Mover(threading.Thread):
         try:
             answer = ask(self._agents[name])
         except AgentUnreachable as fault:
+            if self._stopping.is_set():
+                return None
             if name not in self.unreachable:
                 _log.warning("agent unreachable", agent=name, fault=str(fault))
                 self.unreachable = {**self.unreachable, name: f"{fault} (since {time.strftime('%H:%M:%S')})"}

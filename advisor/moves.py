@@ -141,6 +141,7 @@ class MoveTable:
 
     def add(self, moves: Iterable[Move]) -> None:
         for move in moves:
+            assert move.key not in self._by_key, f"{move.key} has an open move already"
             self.open[move.move_id] = move
             self._by_key[move.key] = move
 

@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ import zmq
 from advisor.entries import Control, EventLog, LogEntry, NewEntry, control_entry
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
-from advisor.intake import Intake, Taken
+from advisor.intake import Intake, Taken, Unreadable
 from advisor.turnstile import Turnstile
 from event_plane.schema import Batch
 from event_plane.transport import Message, Subscriber
@@ -32,6 +32,10 @@ POLL_MS = 50
 """Longest wait for messages; also how often resend deadlines are looked at."""
 
 _log = structlog.get_logger()
+
+
+UNREADABLE_QUIET_S = 60.0
+"""After a source's unreadable message was logged, others of the same reason are only counted for so long."""
 
 
 class StoppedError(AdvisorError):
@@ -63,6 +67,28 @@ class IngestFigures:
     """Monotonic time at which a producer's last batch was logged."""
     commits: int = 0
     commit_seconds_last: float = 0.0
+
+
+class UnreadableLog:
+    """Says what could not be read: the first message per source and reason at once, then at most one a minute.
+
+    A publisher that sends nothing else would fill the disk with what it is told.
+    """
+
+    def __init__(self) -> None:
+        self._said_s: dict[tuple[str, str], float] = {}
+        self._silent: Counter[tuple[str, str]] = Counter()
+
+    def say(self, unreadable: Unreadable, moment_s: float) -> None:
+        """`moment_s`: monotonic."""
+        which = (unreadable.source, unreadable.reason)
+        said_s = self._said_s.get(which)
+        if said_s is not None and moment_s - said_s < UNREADABLE_QUIET_S:
+            self._silent[which] += 1
+            return
+        self._said_s[which] = moment_s
+        since = self._silent.pop(which, 0)
+        _log.warning(unreadable.reason, source=unreadable.source, detail=unreadable.detail, unsaid=since)
 
 
 class LogThread(threading.Thread):
@@ -103,6 +129,7 @@ class LogThread(threading.Thread):
         self._wake_out.setblocking(False)
         self._resend_token = 0
         self._cannot_resend: list[str] = []
+        self._unreadable = UnreadableLog()
 
     def submit(self, control: Control) -> Future[int]:
         """Log an entry of our own. The future gives its position once it is applied, or raises `StoppedError`."""
@@ -168,6 +195,8 @@ class LogThread(threading.Thread):
                 else:
                     taken.append(self.intake.resend_ended(received.source, now_us()))
         for step in taken:
+            for unreadable in step.unreadable:
+                self._unreadable.say(unreadable, time.monotonic())
             new += [accepted.entry for accepted in step.accepted]
             batches += [accepted.batch for accepted in step.accepted]
         if new:

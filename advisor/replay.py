@@ -221,8 +221,8 @@ def replay_capture(path: Path, progress: Callable[[int], None] = lambda _: None)
             raise ReplayError(f"{path}: message {messages} is damaged (frames of {sizes} bytes): record it again")
         message = Message(path.name, frames[0], int.from_bytes(frames[1], "big"), frames[2])
         taken = intake.offer(message, 0)
-        if taken.refused:
-            raise ReplayError(f"{path}: message {messages} is damaged ({taken.refused[0]}): record it again")
+        if taken.unreadable:
+            raise ReplayError(f"{path}: message {messages} is damaged ({taken.unreadable[0].detail}): record it again")
         position = _fold_taken(fold, taken, position)
         messages += 1
         progress(1)

@@ -37,6 +37,8 @@ def serve(
     # The port first: whoever finds it taken has not touched the log yet.
     listener = open_socket(settings.api.host, settings.api.port)
     with contextlib.closing(listener), AdvisorService(settings) as service:
+        # Whoever reads the address below is answered, if only when the server runs.
+        listener.listen()
         reader = ServiceReader(service)
         app = create_app(reader, metrics=lambda: render_metrics(service, reader))
         asyncio.run(_serve(service, _Server(app, listener)))

@@ -21,7 +21,10 @@ class TierView(View):
 
 
 class OriginView(View):
-    """Where prompt state came from, in blocks since the start: recomputed, or found in a tier."""
+    """Where prompt state came from, in blocks since the start: recomputed, or found in a tier.
+
+    Only what engines tell: one that says nothing of the blocks that it finds again, as vLLM, adds to none of these.
+    """
 
     recomputed: int
     g1: int

@@ -13,7 +13,9 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """0.00021 → `0.21 ms`; 90 → `1.5 min`."""
+    """0.0000046 → `4.6 µs`; 0.00021 → `0.21 ms`; 90 → `1.5 min`."""
+    if 0 < seconds < 0.0001:
+        return f"{_figures(seconds * 1_000_000)} µs"
     if seconds < 1:
         return f"{_figures(seconds * 1000)} ms"
     for unit, size in (("s", 120), ("min", 120)):

@@ -211,7 +211,6 @@ class NaiveIndex:
         namespace_ids: Sequence[int],
         locations: Sequence[str],
         now_us: int,
-        bounded: tuple[NaivePlace, int] | None = None,
     ) -> None:
         announced_until = 0
         rows: list[dict[str, Any]] = [
@@ -237,12 +236,6 @@ class NaiveIndex:
             namespace_id = namespace_ids[row["namespace"]]
             key = Key(namespace_id, row["group"], sequence_hash)
             if kind == EventType.STORE:
-                block = self.blocks.get(key)
-                absent = block is None or place not in block.placements
-                if bounded is not None and bounded[0] is place and len(place.blocks) >= bounded[1] and absent:
-                    for victim in place.coldest():
-                        self.remove(victim, place)
-                        break
                 starts = row["flags"] & RecordFlag.COUNTED and row["flags"] & RecordFlag.FIRST and not parent_hash
                 if i >= announced_until and starts:
                     announced_until = self._announced(rows, i, namespace_id, place)
@@ -282,7 +275,7 @@ class NaiveIndex:
         if not row["flags"] & RecordFlag.COPY:
             self.touch(block, place, 1, now_us, entered)
             self._note(block)
-            if place.key.tier == 1 and not announced:
+            if place.key.tier == 1 and not row["flags"] & RecordFlag.COUNTED:
                 self.recomputed += 1
 
     def _note(self, block: NaiveBlock) -> None:

@@ -1,8 +1,9 @@
 """The index: blocks, their prefix tree, and where they are placed. Pure data structure; the fold is its only writer."""
 
-from advisor.index.array_index import ORDERS, ArrayIndex, IndexSize
+from advisor.index.array_index import ORDERS, ArrayIndex
 from advisor.index.errors import IndexDamaged, IndexFault, IndexFull
 from advisor.index.keys import Key, PlaceKey
+from advisor.index.layout import IndexSize
 from advisor.index.views import BlockRow, PlacedIn
 
 __all__ = [

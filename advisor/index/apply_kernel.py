@@ -14,7 +14,6 @@ from advisor.index.layout import (
     ANNOUNCED_UNTIL,
     DEPTH_UNKNOWN,
     ENTERED,
-    EVICTED,
     HITS,
     LIMBO,
     LOW_32,
@@ -31,7 +30,6 @@ from advisor.index.layout import (
     int64,
 )
 from advisor.index.placing import (
-    first_to_go,
     note_touched,
     placement_in,
     placements_spare,
@@ -273,23 +271,10 @@ def store(
     if not flags & COPY:
         touch(t, row, place, p, 1, now_ms)
         note_touched(t, row)
-        if t.places[place].tier == 1 and not announced:
+        # An engine that counts references tells nothing of what it found again: a share of it would be made up.
+        if t.places[place].tier == 1 and not flags & COUNTED:
             s[RECOMPUTED] += 1
     return row
-
-
-@routine
-def make_way(t: Tables, r: Row, place: int, realm: int, tag: int) -> bool:
-    """Take out of a full place what it would evict first, unless the record's block is there."""
-    row = find(t, tag, r["sequence_hash_lo"], r["sequence_hash_hi"], realm)
-    if row >= 0 and placement_in(t, row, place) >= 0:
-        return False
-    p = first_to_go(t, place)
-    if p < 0:
-        return False
-    take_out(t, int64(t.placements[p].block), place, p)
-    t.state[EVICTED] += 1
-    return True
 
 
 @inlined
@@ -337,16 +322,13 @@ def apply_records(
     place_of: Array,
     realm_of: Array,
     now_ms: int,
-    bounded: int,
-    capacity: int,
 ) -> int:
     """Apply `records[start:]`; returns how far it came and says in `state[STOP]` why it stopped.
 
     `begins`: the batch's figures in `state` start from zero.
 
     `place_of` i4 (5 × locations, by tier and location) and `realm_of` i4 (256 × namespaces, by namespace and group)
-    translate the batch's own numbers; -1 is not known yet. Place `bounded` (-1: none) holds `capacity` blocks: a Store
-    of another first takes out the block that the place would evict first.
+    translate the batch's own numbers; -1 is not known yet.
     """
     s = t.state
     n = len(records)
@@ -358,7 +340,6 @@ def apply_records(
         s[RECOMPUTED] = 0
         s[NOTED] = 0
         s[ENTERED] = 0
-        s[EVICTED] = 0
         s[SKIPS] = 0
         s[HITS : HITS + 5] = 0
         s[SKIPPED : SKIPPED + len(SKIP_REASONS)] = 0
@@ -415,8 +396,6 @@ def apply_records(
             if starts and i >= s[ANNOUNCED_UNTIL] and r["parent_hash_lo"] == 0 and r["parent_hash_hi"] == 0:
                 s[ANNOUNCED_UNTIL] = announced_end(t, records, i, realm_of, place)
             announced = i < s[ANNOUNCED_UNTIL]
-            if place == bounded and t.places[place].placements >= capacity and make_way(t, r, place, realm, tag):
-                last = int64(-1)
             last = store(t, r, place, realm, tag, s[ring_place(i) + 1], last, now_ms, announced)
         elif kind == REMOVE:
             remove(t, r, place, realm, tag)

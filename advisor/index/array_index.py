@@ -151,27 +151,23 @@ class ArrayIndex:
         namespace_ids: Sequence[int],
         locations: Sequence[str],
         now_us: int,
-        bounded: tuple[int, int] | None = None,
     ) -> Applied:
         """Apply a batch's records in order; one that makes no sense is counted and skipped.
 
         Where there is no more room, Stores of what is not there are skipped under `INDEX_FULL`; all else goes on.
-        `bounded` is a place and the blocks it holds: a Store of another first takes out what it would evict first, as
-        a cache does.
         """
         if records.dtype != RECORD_DTYPE:
             raise ValueError(f"records have dtype {records.dtype}: give RECORD_DTYPE")
         rows = np.ascontiguousarray(records).view()
         rows.flags.writeable = False
         now_ms = min(max(int(now_us) // 1000, 0), TIME_MS_MAX)
-        bound, capacity = bounded if bounded is not None else (-1, 0)
         s = self._state
         with self.lock:
             place_of = self._place_table(producer, tuple(locations))
             realm_of = self._realm_table(tuple(namespace_ids))
             cleared_all = False
             t, kernel = self.tables, apply_kernel.apply_records
-            at = kernel(t, rows, 0, True, place_of, realm_of, now_ms, bound, capacity)
+            at = kernel(t, rows, 0, True, place_of, realm_of, now_ms)
             while s[STOP]:
                 if s[STOP] == apply_kernel.NEEDS_CLEAR:
                     cleared_all |= self._clear_record(rows[at], producer, namespace_ids, locations)
@@ -180,11 +176,11 @@ class ArrayIndex:
                     self._name_place(rows[at], producer, locations, place_of)
                 else:
                     self._name_realm(rows[at], namespace_ids, realm_of)
-                at = kernel(t, rows, at, False, place_of, realm_of, now_ms, bound, capacity)
-            _, fault, recomputed, touched, entered, evicted, skips, *hits = s[STOP : HITS + 5].tolist()
+                at = kernel(t, rows, at, False, place_of, realm_of, now_ms)
+            _, fault, recomputed, touched, entered, skips, *hits = s[STOP : HITS + 5].tolist()
             if fault:
                 self._require_sound()
-            applied = Applied(len(rows), recomputed, touched, entered, evicted, cleared_all)
+            applied = Applied(len(rows), recomputed, touched, entered, cleared_all)
             if skips:
                 counts = zip(apply_kernel.SKIP_REASONS, s[SKIPPED:HISTOGRAM].tolist(), strict=False)
                 applied.skipped = {reason: count for reason, count in counts if count}

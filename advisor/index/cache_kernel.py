@@ -6,14 +6,11 @@ block that its own order puts first. The records, as they were applied, are the 
 
 from __future__ import annotations
 
-import numpy as np
-
 from advisor.index.apply_kernel import ACCESS, REMOVE, STORE, access, store
 from advisor.index.hash_table import find, tag_of
 from advisor.index.jit import kernel
-from advisor.index.layout import HITS, SKIPPED, Array, Tables
-from advisor.index.order_kernels import first_to_go
-from advisor.index.placing import placement_in, take_out
+from advisor.index.layout import HITS, SKIPPED, Array, Tables, int64
+from advisor.index.placing import first_to_go, placement_in, take_out
 
 
 @kernel
@@ -29,9 +26,9 @@ def serve_request(
         s[HITS + number] = 0
     for number in range(16):
         s[SKIPPED + number] = 0
-    present = np.int64(0)
-    count = np.int64(0)
-    last = np.int64(-1)
+    present = int64(0)
+    count = int64(0)
+    last = int64(-1)
     for i in range(len(wanted)):
         r = wanted[i]
         lo = r["sequence_hash_lo"]
@@ -48,7 +45,7 @@ def serve_request(
             continue
         if t.places[place].placements >= capacity:
             p = first_to_go(t, place)
-            victim = np.int64(t.placements[p].block)
+            victim = int64(t.placements[p].block)
             sent[count] = r
             sent[count]["event_type"] = REMOVE
             sent[count]["sequence_hash_lo"] = t.blocks[victim].hash_lo
@@ -58,9 +55,9 @@ def serve_request(
             count += 1
             take_out(t, victim, place, p)
             # The row may have been freed with it, and the parent's with that.
-            last = np.int64(-1)
+            last = int64(-1)
         sent[count] = r
         sent[count]["event_type"] = STORE
-        last = store(t, sent[count], place, realm, tag, np.int64(-1), last, now_ms, False)
+        last = store(t, sent[count], place, realm, tag, int64(-1), last, now_ms, False)
         count += 1
     return present, count

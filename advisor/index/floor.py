@@ -7,14 +7,14 @@ import time
 import numpy as np
 
 from advisor.index.jit import kernel
-from advisor.index.layout import Array
+from advisor.index.layout import Array, int64
 
 _READS = 4_000_000
 
 
 @kernel
 def sum_at(values: Array, places: Array) -> int:
-    total = np.int64(0)
+    total: int = int64(0)
     for i in range(len(places)):
         total += values[places[i]]
     return total

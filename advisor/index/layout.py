@@ -139,9 +139,9 @@ HEAT_CHUNK_SHIFT = 8
     KEEP_PLACEMENTS_FROM, KEEP_PLACEMENTS_BELOW, KEPT_PLACEMENTS, KEPT_PLACEMENT_BITS,
     ANNOUNCED_UNTIL,
 ) = range(32)  # fmt: skip
-STOP, FAULT, RECOMPUTED, NOTED, ENTERED, EVICTED, SKIPS = range(32, 39)
+STOP, FAULT, RECOMPUTED, NOTED, ENTERED, SKIPS = range(32, 38)
 """What Python reads after a batch, with `HITS`. `SKIPS`: how many records were skipped."""
-HITS = 39
+HITS = 38
 """Five numbers: hits by tier of the batch."""
 SKIPPED = 48
 """Sixteen: records that made no sense, by reason (see apply_kernel.py)."""

@@ -93,8 +93,6 @@ class Applied:
     """Blocks of volumes that were not yet in `touched_since_drain`."""
     entered: int = 0
     """Placements that were not there before."""
-    evicted: int = 0
-    """Blocks that a bounded place took out to make way."""
     cleared_all: bool = False
     """It held a Clear of everything its producer had placed."""
     hits_by_tier: dict[int, int] = field(default_factory=dict)

@@ -76,6 +76,13 @@ class Plan:
     refusals: list[Refusal] = field(default_factory=list)
     refused: int = 0
     """All refusals; `refusals` keeps the first few."""
+    rows: set[int] = field(default_factory=set)
+    """Those of `proposals`: a block has one move at a time."""
+
+    def propose(self, proposal: Proposal) -> None:
+        assert proposal.block.row not in self.rows
+        self.proposals.append(proposal)
+        self.rows.add(proposal.block.row)
 
     def refuse(self, block: BlockRow, volume: str, reason: str) -> None:
         self.refused += 1
@@ -167,6 +174,9 @@ def _relieve(
         if row in held:
             held.add(block.parent)
             continue
+        if row in plan.rows:
+            held.add(block.parent)
+            continue
         open_move = moves.of(block.key)
         if open_move is not None:
             if not (open_move.kind in FREES_SOURCE and open_move.source == volume.volume_id):
@@ -176,7 +186,7 @@ def _relieve(
         if proposal is None or not budget.spend(proposal.block_bytes if proposal.kind is MoveKind.DEMOTE else 0):
             held.add(block.parent)
             continue
-        plan.proposals.append(proposal)
+        plan.propose(proposal)
         occupied[volume.volume_id] -= 1
         if proposal.kind is MoveKind.DEMOTE:
             occupied[proposal.target] += 1
@@ -232,7 +242,7 @@ def _promote(
     waiting: list[tuple[BlockRow, Volume]] = []
     for row in touched:
         block = index.block(row)
-        if block.placed_in(fast.place) is not None or moves.of(block.key) is not None:
+        if block.placed_in(fast.place) is not None or row in plan.rows or moves.of(block.key) is not None:
             continue
         source = next((v for v in ordered[1:] if block.placed_in(v.place) is not None), None)
         if source is None:
@@ -255,9 +265,7 @@ def _promote(
             plan.refuse(block, fast.volume_id, "the budget of open moves or bytes is spent")
         else:
             reason = _why_promote(block, source, fast, size, now_us)
-            plan.proposals.append(
-                Proposal(MoveKind.PROMOTE, block, source.volume_id, fast.volume_id, size, reason)
-            )
+            plan.propose(Proposal(MoveKind.PROMOTE, block, source.volume_id, fast.volume_id, size, reason))
             promised.add(block.row)
             occupied[fast.volume_id] += 1
 

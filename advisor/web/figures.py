@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from advisor.api.picture import Picture
-from advisor.views import MovesView, MoveView, OriginView, RefusalView, Sample
+from advisor.views import MovesView, MoveView, OriginView, RefusalView, Sample, Summary
 from advisor.web import formats
 
 SPARK_WIDTH = 96
 SPARK_HEIGHT = 26
 _SPARK_MARGIN = 2
+
+NOT_TOLD = "not told by this engine"
 
 SETTLED_STATES = frozenset({"kept", "freed"})
 
@@ -84,6 +86,11 @@ def reused_share(origin: OriginView) -> float | None:
     return (total - origin.recomputed) / total if total else None
 
 
+def not_told(summary: Summary) -> bool:
+    """Blocks were placed and no prompt block was counted: their engines do not tell what they found."""
+    return summary.blocks > 0 and not origin_total(summary.origin)
+
+
 def _reused_each_second(samples: Sequence[Sample]) -> list[float | None]:
     shares: list[float | None] = []
     for before, after in pairwise(samples):
@@ -115,8 +122,8 @@ def six_figures(picture: Picture) -> list[Figure]:
             spark(lambda sample: sample.behind_s),
         ),
         Figure(
-            "Blocks", formats.count(summary.blocks), formats.size(summary.block_bytes),
-            f"{formats.exact(summary.blocks)} blocks, {formats.exact(summary.block_bytes)} bytes",
+            "Blocks", formats.count(summary.blocks), formats.told_size(summary.block_bytes, summary.blocks),
+            f"{formats.exact(summary.blocks)} blocks, {formats.exact(summary.block_bytes)} bytes told of",
             spark(lambda sample: sample.blocks),
         ),
         Figure(
@@ -131,8 +138,9 @@ def six_figures(picture: Picture) -> list[Figure]:
             spark(lambda sample: sample.moves_per_s),
         ),
         Figure(
-            "Prompt state reused", formats.percent(reused), "of prompt blocks",
-            "no prompt block was counted yet" if reused is None else
+            "Prompt state reused", formats.percent(reused), NOT_TOLD if not_told(summary) else "of prompt blocks",
+            "no prompt block was counted yet: an engine must say which blocks it found, as vLLM does not"
+            if reused is None else
             f"{formats.exact(prompt_blocks - summary.origin.recomputed)} of "
             f"{formats.exact(prompt_blocks)} prompt blocks",
             spark_points(_reused_each_second(samples)),

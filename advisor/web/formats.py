@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 NOTHING = "–"
 """Written where there is no value yet."""
 
+SIZE_NOT_TOLD = "size not told"
+
 NARROW_SPACE = "\u202f"
 """Between groups of three digits: does not break, and cannot be taken for a decimal sign."""
 
@@ -67,6 +69,11 @@ def size(value: float | None) -> str:
     return f"{digits} {unit}"
 
 
+def told_size(block_bytes: int, blocks: int) -> str:
+    """Bytes of so many blocks. An engine may place blocks without saying how large they are: that is not 0 bytes."""
+    return SIZE_NOT_TOLD if blocks and not block_bytes else size(block_bytes)
+
+
 def percent(share: float | None) -> str:
     """A share of one: `62.4 %`; `–` where nothing was counted yet."""
     return NOTHING if share is None else f"{_three_figures(share * 100)} %"
@@ -119,6 +126,7 @@ FILTERS = {
     "count": count,
     "rate": rate,
     "size": size,
+    "told_size": told_size,
     "percent": percent,
     "seconds": seconds,
     "exact": exact,

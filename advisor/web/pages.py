@@ -9,7 +9,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from advisor.api.picture import Picture
 from advisor.web import formats
-from advisor.web.figures import SPARK_HEIGHT, SPARK_WIDTH, activities, origin_total, reused_share, six_figures
+from advisor.web.figures import (
+    NOT_TOLD,
+    SPARK_HEIGHT,
+    SPARK_WIDTH,
+    activities,
+    not_told,
+    origin_total,
+    reused_share,
+    six_figures,
+)
 
 FRAGMENTS = ("status", "notices", "figures", "origin", "volumes", "moves", "producers")
 """Parts of the overview that change: the element with this id holds `templates/fragments/NAME.html`."""
@@ -51,6 +60,7 @@ class Pages:
             "spark_box": f"0 0 {SPARK_WIDTH} {SPARK_HEIGHT}",
             "prompt_blocks": origin_total(picture.summary.origin),
             "reused": reused_share(picture.summary.origin),
+            "not_told": NOT_TOLD if not_told(picture.summary) else "",
             "volumes": picture.volumes,
             "activities": activities(picture.moves, ACTIVITIES_SHOWN),
             "producers": picture.producers,

@@ -49,6 +49,8 @@ class FoldMachine(RuleBasedStateMachine):
         self.fold = Fold(ArrayIndex(IndexSize.for_blocks(256, 1024)))
         self.again = Fold(ArrayIndex(IndexSize.for_blocks(256, 1024)))
         self.model = Model()
+        self.computed = 0
+        """Stores in G1 of engines that tell what they find, which one that counts references does not."""
         self.position = 0
         self.epochs = dict.fromkeys(PRODUCERS, 1)
         self.sequences = dict.fromkeys(PRODUCERS, 0)
@@ -82,6 +84,7 @@ class FoldMachine(RuleBasedStateMachine):
     @rule(p=PRODUCER, at=PLACE, ns=NAMESPACE, hs=st.lists(HASHES, min_size=1))
     def store_as_set(self, p: int, at: tuple[int, str], ns: int, hs: list[int]) -> None:
         self.send(p, [self.event(EventType.STORE, at, ns, h) for h in hs])
+        self.computed += len(hs) if at[0] == 1 else 0
         for h in hs:
             self.model.placed[p][at][self.key(ns, h)] = self.model.placed[p][at][self.key(ns, h)] or 1
 
@@ -151,6 +154,7 @@ class FoldMachine(RuleBasedStateMachine):
         every = [placed for places in self.model.placed.values() for placed in places.values()]
         live = {key for placed in every for key, references in placed.items() if references}
         assert len(index) == len(live)
+        assert self.fold.recomputed == self.computed
 
     @invariant()
     def matches_stop_at_the_first_absent_block(self) -> None:

@@ -307,14 +307,20 @@ def test_namespaces_without_blocks_make_way_for_others() -> None:
     assert index.match(99, 0, [1]) == 0
 
 
-def test_bounded_place_makes_way_as_a_cache_does() -> None:
+def test_place_run_as_a_cache_makes_way_and_tells_its_events() -> None:
     index = ArrayIndex(SMALL)
     disk = index.place(PLACE)
-    applied = index.apply(
-        chain(1, 5), producer=1, namespace_ids=(NAMESPACE,), locations=("disk",), now_us=0, bounded=(disk, 3)
-    )
-    assert (applied.entered, applied.evicted) == (5, 2)
-    assert numbers(index, index.coldest(disk, 9)) == [3, 4, 5]
+
+    def serve(first: int, count: int) -> tuple[int, list[tuple[int, int]]]:
+        hits, sent = index.serve_from(
+            chain(first, count), place=disk, namespace_id=NAMESPACE, capacity_blocks=3, now_us=0
+        )
+        return hits, [(row["event_type"], row["sequence_hash_lo"]) for row in sent]
+
+    store, remove, access = EventType.STORE, EventType.REMOVE, EventType.ACCESS
+    assert serve(1, 3) == (0, [(store, 1), (store, 2), (store, 3)])
+    assert serve(2, 3) == (2, [(access, 2), (access, 3), (remove, 1), (store, 4)])
+    assert numbers(index, index.coldest(disk, 9)) == [2, 3, 4]
 
 
 def test_memory_limit_is_kept_and_holds_what_it_should() -> None:

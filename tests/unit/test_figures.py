@@ -7,6 +7,7 @@ from sample_reader import SampleReader
 from advisor.api.picture import take_picture
 from advisor.views import MovesView, OriginView
 from advisor.web.figures import SPARK_HEIGHT, SPARK_WIDTH, activities, reused_share, six_figures, spark_points
+from advisor.web.pages import Pages
 
 
 def points_of(text: str) -> list[tuple[float, float]]:
@@ -51,6 +52,16 @@ def test_six_figures_of_an_empty_service_have_no_sparkline_and_no_false_ratio() 
     figures = six_figures(take_picture(SampleReader.empty()))
     assert [figure.value for figure in figures] == ["0", "0 s", "0", "–", "0 B", "–"]
     assert not any(figure.spark for figure in figures)
+
+
+def test_blocks_of_an_engine_that_tells_neither_sizes_nor_hits_make_no_false_figures() -> None:
+    reader = SampleReader.empty()
+    reader.summary_view = reader.summary_view.model_copy(update={"blocks": 239, "events_total": 2_995})
+    figures = {figure.label: (figure.value, figure.note) for figure in six_figures(take_picture(reader))}
+    assert figures["Blocks"] == ("239", "size not told")
+    assert figures["Prompt state reused"] == ("–", "not told by this engine")
+    fragments = Pages().fragments(take_picture(reader))
+    assert fragments["origin"].strip() == "not told by this engine"
 
 
 def test_moves_and_refusals_are_one_list_newest_first() -> None:

@@ -27,6 +27,12 @@ def test_size(value: float | None, text: str) -> None:
     assert formats.size(value) == text
 
 
+def test_size_that_nobody_told_is_not_zero() -> None:
+    assert formats.told_size(0, 0) == "0 B"
+    assert formats.told_size(0, 3) == "size not told"
+    assert formats.told_size(512, 3) == "512 B"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "–"), (0.0, "0"), (0.25, "0.25"), (3.14159, "3.14"), (41.5, "41.5"), (212_345.0, "212 k"),

@@ -155,3 +155,26 @@ def test_paused_volume_takes_no_part() -> None:
 def test_no_volumes_no_plan() -> None:
     index = ArrayIndex(IndexSize.for_blocks(16))
     assert plan_moves(index, [], MoveTable(), [], Limits(), NOW_US) == Plan()
+
+
+def test_block_that_a_plan_deletes_is_not_promoted_by_it_too() -> None:
+    shelf = Shelf(slow_blocks=10)
+    for h in range(1, 10):
+        shelf.put(shelf.slow, h, touches=5, at_us=h)
+    proposed = moves(shelf.plan())
+    assert proposed[:4] == [(MoveKind.DELETE, h, "slow", "") for h in range(1, 5)]
+    assert proposed[4:] == [(MoveKind.PROMOTE, h, "slow", "fast") for h in range(5, 10)]
+
+
+def test_block_on_two_full_volumes_leaves_one_of_them_in_a_plan() -> None:
+    shelf = Shelf()
+    middle = shelf.volume("middle", 1, 10)
+    slow = shelf.volume("slow", 2, 100)
+    for h in range(1, 10):
+        for volume in (shelf.fast, middle, slow):
+            shelf.put(volume, h, touches=0)
+    plan = plan_moves(shelf.index, [shelf.fast, middle, slow], shelf.moves, [], Limits(), NOW_US)
+    assert moves(plan) == [
+        *((MoveKind.DROP, h, "fast", "middle") for h in range(1, 5)),
+        *((MoveKind.DROP, h, "middle", "slow") for h in range(5, 9)),
+    ]

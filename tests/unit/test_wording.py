@@ -15,7 +15,10 @@ def test_bytes_are_three_decimal_figures(count: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 ms"), (0.000_21, "0.21 ms"), (0.5, "500 ms"), (119, "119 s"), (150, "2.5 min"), (9_000, "2.5 h")],
+    [
+        (0, "0 ms"), (0.000_004_64, "4.64 µs"), (0.000_1, "0.1 ms"), (0.000_21, "0.21 ms"), (0.5, "500 ms"),
+        (119, "119 s"), (150, "2.5 min"), (9_000, "2.5 h"),
+    ],
 )
 def test_durations_take_the_unit_that_fits(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
