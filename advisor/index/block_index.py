@@ -12,25 +12,11 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from advisor.index.errors import IndexFault
+from advisor.index.keys import Key, PlaceKey
 from event_plane.schema import DEPTH_UNKNOWN
-
-
-class Key(NamedTuple):
-    """Identity of a block: u64 namespace id, cache group, 128-bit sequence hash."""
-
-    namespace_id: int
-    group: int
-    sequence_hash: int
-
-
-class PlaceKey(NamedTuple):
-    """Where a producer says a block is: its own id, a tier, and its name for the location."""
-
-    producer: int
-    tier: int
-    location: str
 
 
 class Order(Protocol):
@@ -105,10 +91,6 @@ class Place:
     def coldest(self) -> Iterator[Block]:
         """Blocks in eviction order. Do not change the index while it runs."""
         return iter(self.blocks) if self.order is None else self.order.coldest()
-
-
-class IndexFault(Exception):
-    """An invariant of the index does not hold: a fault in this program, never in its input."""
 
 
 class BlockIndex:
