@@ -197,7 +197,7 @@ class IndexSize:
     hash_bits: int = 12
     """At the start. The hash table doubles in small steps from then on."""
     step_homes: int = 1024
-    """Homes that move to the doubled table for each 64 entries that arrive meanwhile."""
+    """Homes that move to the doubled table for each 64 entries that arrive meanwhile. Below 512 it gets crowded."""
     finish_homes: int = 16_384
     """With fewer homes left the rest moves at once."""
 

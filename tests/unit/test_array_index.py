@@ -138,7 +138,7 @@ def test_full_index_forgets_touches_of_freed_blocks_before_it_refuses() -> None:
 
 def test_hash_table_doubles_in_steps_while_blocks_come_and_go() -> None:
     count = 3_000 if INTERPRETED else 60_000
-    index = ArrayIndex(IndexSize(count, count, 17, hash_bits=6, step_homes=64, finish_homes=256))
+    index = ArrayIndex(IndexSize(count, count, 17, hash_bits=6, step_homes=512, finish_homes=1024))
     random = np.random.default_rng(1)
     live: set[int] = set()
     mid_way = 0
@@ -334,6 +334,15 @@ def test_memory_limit_is_kept_and_holds_what_it_should() -> None:
         IndexSize.for_bytes(1000)
     with pytest.raises(ValueError, match="allow it more bits"):
         ArrayIndex(IndexSize(1000, 1000, hash_bits_max=10))
+
+
+def test_touching_memory_changes_nothing() -> None:
+    index = ArrayIndex(SMALL)
+    put(index, chain(1, 100))
+    before = index.page()[0]
+    index.touch_ahead(1000)
+    assert index.page()[0] == before
+    index.check()
 
 
 def test_address_space_that_is_refused_is_said_so() -> None:
