@@ -194,6 +194,8 @@ class ArrayIndex:
     ) -> tuple[int, Records]:
         """Run one request's blocks (root to leaf, group 0) through `place` as a cache of `capacity_blocks`.
 
+        `place` holds blocks of that namespace and group alone, or the Removes would not say which block they mean.
+
         Returns how many were present when their turn came, and the records as they were applied: Access, Store, and
         Remove for what gave way.
         """

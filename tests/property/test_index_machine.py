@@ -218,6 +218,8 @@ class IndexMachine(RuleBasedStateMachine):
             return
         place = pick % len(self.index.places)
         key = self.index.places[place]
+        if any((b.key.namespace_id, b.key.group) != (NAMESPACES[0], 0) for b in self.model.places[key].blocks):
+            return
         wanted = records.copy()
         wanted["event_type"], wanted["flags"], wanted["namespace"], wanted["group"] = EventType.STORE, 0, 0, 0
         wanted["tier"], wanted["storage_location"] = key.tier, LOCATIONS.index(key.location)
