@@ -179,6 +179,30 @@ def test_interrupt_ends_with_130(site: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_one_sentence_and_one_that_nobody_reads_none(
+    site: Path, unbuffered: str
+) -> None:
+    def greeted(stdout: int) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-c", "from advisor.cli import main; main()", "greet", "ada"],
+            env=environment(site) | {"PYTHONUNBUFFERED": unbuffered},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        os.close(stdout)
+        return done.returncode, done.stderr
+
+    remedy = "free space there, or send it elsewhere"
+    full = f"kvadvisor: standard output cannot be written (No space left on device): {remedy}\n"
+    assert greeted(os.open("/dev/full", os.O_WRONLY)) == (1, full)
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert greeted(writer) == (1, "")
+
+
 @pytest.mark.parametrize("room", ["advisor", "event_plane", "kernels", "kvbm_core", "storage_agent"])
 def test_every_error_of_every_room_is_expected(room: str) -> None:
     errors = [
