@@ -63,7 +63,8 @@ def demo(
         Path | None, typer.Option(help="Serve this Mooncake trace (.jsonl, .jsonl.gz) instead of chats and agents.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="Port of the admin view. [default: 8470, or any if taken]")
+        int | None,
+        typer.Option(min=0, max=65_535, help=f"Port of the admin view (default: {PORT_DEFAULT}, or any if taken)."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
 ) -> None:

@@ -87,7 +87,9 @@ def test_replay_of_a_damaged_capture_names_the_place(shared_data: Path, tmp_path
 
 
 def test_replay_of_an_engine_that_is_not_read_yet_is_no_guess(shared_data: Path, ends: Ends) -> None:
-    assert ends("replay", shared_data / "captures" / "sglang0523.cap").endswith("comes with issue 3")
+    for name, engine in (("sglang0523", "SGLang"), ("dynamo161_nats", "NVIDIA Dynamo")):
+        capture = shared_data / "captures" / f"{name}.cap"
+        assert ends("replay", capture) == f"{capture} was made by {engine}: reading its events comes with issue 3"
 
 
 @pytest.mark.parametrize(
@@ -112,11 +114,21 @@ def test_replay_of_a_trace_names_the_line(tmp_path: Path, ends: Ends, line: str,
 def test_replay_with_options_that_mean_nothing(tmp_path: Path, ends: Ends) -> None:
     trace = write(tmp_path / "trace.jsonl", LINE)
     assert ends("replay", trace, "--policy", "lruu") == "policy 'lruu' is not known: choose one of lfu, lru"
-    assert ends("replay", trace, "--capacity", "0") == "capacity 0 is not a number of blocks: give 1 or more"
+    for capacity in ("0", "2147483648", "99999999999999999999"):
+        sentence = f"capacity {capacity} is no number of blocks: give 1 to 2147483647"
+        assert ends("replay", trace, "--capacity", capacity) == sentence
+
+
+def test_replay_that_could_not_write_its_outcome_does_not_begin(tmp_path: Path, ends: Ends) -> None:
+    # Its line is never read.
+    trace = write(tmp_path / "trace.jsonl", '{"timestamp": 1,')
+    nowhere = {tmp_path: "Is a directory", tmp_path / "nowhere" / "out.json": "No such file or directory"}
     for option in ("--json", "--state"):
-        for nowhere in (tmp_path, tmp_path / "nowhere" / "out.json"):
-            sentence = f"{nowhere} cannot be written: give a file in a folder that exists"
-            assert ends("replay", trace, option, nowhere) == sentence
+        for place, why in nowhere.items():
+            assert ends("replay", trace, option, place) == f"{place} cannot be written ({why}): choose another place"
+        with pytest.raises(SystemExit):
+            main(["replay", str(trace), option, str(tmp_path / "out.json")])
+        assert not (tmp_path / "out.json").exists()
 
 
 # -- serve
