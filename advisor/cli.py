@@ -6,18 +6,22 @@ a `typer.Typer`. `--help` shows the first line of its docstring, read from its s
 Errors: an exception whose class has an int attribute `exit_status` is expected (bad input, a full disk, a port in
 use). Its text is one sentence a line that says what, where and what to do; the command line prints it to standard
 error and ends with that status. Each room's base error sets `exit_status = 2`. Everything else is a fault of ours and
-keeps its traceback. Ctrl-C ends with 130.
+keeps its traceback. Ctrl-C ends with 130. Standard output that cannot be written ends with 1: in silence where its
+reader went away (`| head`), else with a sentence.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -26,6 +30,7 @@ from advisor.errors import CommandError
 
 ENTRY_POINT_GROUP = "kvadvisor.commands"
 INTERRUPTED_STATUS = 130
+OUTPUT_LOST_STATUS = 1
 
 
 class EntryPointGroup(TyperGroup):
@@ -90,17 +95,66 @@ def kvadvisor(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command line, the process's by default, and ends with `SystemExit`."""
+    output = _Output(sys.stdout)
+    with contextlib.redirect_stdout(cast(TextIO, output)):
+        status = _status_of(arguments, output)
+    sys.exit(OUTPUT_LOST_STATUS if output.is_lost() else status)
+
+
+def _status_of(arguments: Sequence[str] | None, output: _Output) -> str | int | None:
     try:
         typer.main.get_command(app).main(arguments, prog_name="kvadvisor")
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED_STATUS)
+        return INTERRUPTED_STATUS
+    except SystemExit as ended:
+        return ended.code
     except Exception as error:
         status = getattr(type(error), "exit_status", None)
-        if not isinstance(status, int):
+        if isinstance(status, int):
+            for line in str(error).splitlines():
+                print(f"kvadvisor: {line}", file=sys.stderr)
+            return status
+        if error is not output.fault:
             raise
-        for line in str(error).splitlines():
-            print(f"kvadvisor: {line}", file=sys.stderr)
-        sys.exit(status)
+    return OUTPUT_LOST_STATUS
+
+
+class _Output:
+    """Standard output that remembers its own fault, so that it is told from those of other files."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.fault: OSError | None = None
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as fault:
+            self.fault = fault
+            raise
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as fault:
+            self.fault = fault
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def is_lost(self) -> bool:
+        """Whether something printed could not be written. Says so, unless who read it went away (`| head`)."""
+        with contextlib.suppress(OSError):
+            self.flush()
+        if self.fault is None:
+            return False
+        # The interpreter writes what is left when it ends, and would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        if self.fault.errno != errno.EPIPE:
+            remedy = "free space there, or send it elsewhere"
+            print(f"kvadvisor: standard output cannot be written ({self.fault.strerror}): {remedy}", file=sys.stderr)
+        return True
 
 
 if __name__ == "__main__":

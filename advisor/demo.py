@@ -1,7 +1,8 @@
 """`kvadvisor demo`: an engine with its storage agent in one process, the advisor in another, and a live status view.
 
-This process only starts, watches and stops the two; both die with it. All they make lies in one folder. Ctrl-C and
-SIGTERM are how it is meant to end: with the summary, a verification and status 0, or 1 where that finds a fault.
+This process only starts, watches and stops the two; both die with it. All they make lies in one folder. Ctrl-C,
+SIGTERM and SIGHUP are how it is meant to end: with the summary, a verification and status 0, or 1 where that finds a
+fault.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ from rich.console import Console
 from rich.live import Live
 
 from advisor.demo_config import EngineReport, demo_agent_toml, demo_engine_toml
-from advisor.demo_view import status_view, summary_table
+from advisor.demo_view import MOVES_READ, status_view, summary_table
 from advisor.errors import AdvisorError
 from advisor.log_lock import WriterLock
 from advisor.verify import ADVISOR_FILE, AGENT_FILE, DEMO_NAME, verify
-from event_plane.recording import detect_format
+from event_plane.recording import detect_format, read_trace
 
 ENGINE_FILE = "engine.toml"
 PORT_DEFAULT = 8470
 START_S_MAX = 60.0
 STOP_S_MAX = 20.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REFRESH_S = 0.5
 PLAIN_LINE_S = 5.0
 """Where standard output is no terminal, a line this often takes the place of the live view."""
@@ -61,14 +63,15 @@ def demo(
         Path | None, typer.Option(help="Serve this Mooncake trace (.jsonl, .jsonl.gz) instead of chats and agents.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="Port of the admin view. [default: 8470, or any if taken]")
+        int | None,
+        typer.Option(min=0, max=65_535, help=f"Port of the admin view (default: {PORT_DEFAULT}, or any if taken)."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
 ) -> None:
     """Watch the product do its job: an engine, two volumes, the advisor moving blocks between them."""
     console = Console()
-    if trace is not None and detect_format(trace) != "trace":
-        raise DemoError(f"{trace} is a capture of events, not a trace of requests: use `kvadvisor replay` for it")
+    if trace is not None:
+        _require_whole(trace)
     with _folder(directory) as folder, _stop_signals() as stop:
         with contextlib.ExitStack() as children:
             # Two demos on one folder would overwrite each other's settings before either's log or volumes refuse.
@@ -91,6 +94,14 @@ def demo(
         report = watch.state.report
         if report is not None and report.wrong_blocks:
             raise DemoError(f"{report.wrong_blocks} blocks were read with wrong bytes: please report this")
+
+
+def _require_whole(trace: Path) -> None:
+    """Read it to its end: a line that cannot be served is told before anything starts, not minutes later."""
+    if detect_format(trace) != "trace":
+        raise DemoError(f"{trace} is a capture of events, not a trace of requests: use `kvadvisor replay` for it")
+    for _ in read_trace(trace):
+        pass
 
 
 # -- folder and settings
@@ -296,7 +307,9 @@ def _engine_command(folder: Path, seed: int, trace: Path | None) -> list[str]:
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
     stop = threading.Event()
-    before = {n: signal.signal(n, lambda *_: stop.set()) for n in (signal.SIGINT, signal.SIGTERM)}
+    # Under nohup a terminal's end is no reason to stop.
+    wanted = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {n: signal.signal(n, lambda *_: stop.set()) for n in wanted}
     try:
         yield stop
     finally:
@@ -345,7 +358,7 @@ class Watch:
             with contextlib.suppress(urllib.error.URLError, TimeoutError, ConnectionError):
                 self.state.summary = self._get("summary")
                 self.state.volumes = self._get("volumes")
-                self.state.moves = self._get("moves?limit=5")
+                self.state.moves = self._get(f"moves?limit={MOVES_READ}")
         if self._engine.lines:
             with contextlib.suppress(msgspec.DecodeError):
                 self.state.report = msgspec.json.decode(self._engine.lines[-1], type=EngineReport)

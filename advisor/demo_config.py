@@ -125,7 +125,9 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     gets_missed: int = 0
     """Blocks asked of the volumes that no volume had."""
     gets_failed: dict[str, int] = {}
-    """Blocks not loaded for any other reason, by reason."""
+    """Blocks that a volume has and could not give, by the agent's result."""
+    gets_unused: dict[str, int] = {}
+    """Blocks not loaded though nothing failed, by reason: they lay behind a missing one, or there was no room."""
     puts: dict[str, int] = {}
     """Blocks durable after a put, by volume."""
     puts_fell_back: dict[str, int] = {}

@@ -93,6 +93,7 @@ class DemoEngine:
 
     def report(self, elapsed_s: float, *, done: bool) -> EngineReport:
         counters, occupancy = self._manager.counters, self._manager.occupancy()
+        not_loaded = {reason: n for reason, n in counters.load_misses.items() if reason != Result.MISS}
         return EngineReport(
             elapsed_s=round(elapsed_s, 3),
             done=done,
@@ -106,7 +107,8 @@ class DemoEngine:
             blocks_computed=counters.registered,
             wrong_blocks=self._wrong_blocks,
             gets_missed=counters.load_misses[Result.MISS],
-            gets_failed={reason: n for reason, n in counters.load_misses.items() if reason != Result.MISS},
+            gets_failed={reason: n for reason, n in not_loaded.items() if isinstance(reason, Result)},
+            gets_unused={reason: n for reason, n in not_loaded.items() if not isinstance(reason, Result)},
             puts=dict(counters.put),
             puts_fell_back=dict(counters.put_fell_back),
             puts_refused=dict(counters.put_refused),

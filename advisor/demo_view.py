@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -12,6 +13,8 @@ from advisor.wording import bytes_text, duration_text
 if TYPE_CHECKING:
     from advisor.demo import WatchedState
 
+MOVES_READ = 100
+MOVES_SHOWN = 5
 TIERS = {1: "device", 2: "host", 3: "volumes", 4: "remote"}
 
 
@@ -42,10 +45,12 @@ def _volumes(state: WatchedState) -> Table:
 
 
 def _last_moves(state: WatchedState) -> list[str]:
-    return [
+    """Newest first, one line for those that say the same."""
+    lines = Counter(
         f"{move['state']:>9}  {move['kind']} {move['source']} → {move['target'] or '–'}: {move['reason']}"
         for move in state.moves.get("moves", [])
-    ]
+    )
+    return [line if count == 1 else f"{line} × {count}" for line, count in list(lines.items())[:MOVES_SHOWN]]
 
 
 def summary_table(state: WatchedState) -> Table:
@@ -54,7 +59,8 @@ def summary_table(state: WatchedState) -> Table:
     report, summary = state.report, state.summary
     if report is not None:
         table.add_row("requests", f"{report.requests:,} with {report.tokens_prompt:,} prompt tokens")
-        found = {"device": report.blocks_device, "host": report.blocks_host, **report.blocks_volume}
+        found = {"device": report.blocks_device, "host": report.blocks_host}
+        found |= dict(sorted(report.blocks_volume.items()))
         found["recomputed"] = report.blocks_recomputed
         total = sum(found.values())
         for place, blocks in found.items():

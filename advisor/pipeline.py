@@ -63,6 +63,8 @@ class IngestFigures:
     logged_position: int = 0
     batches: dict[str, int] = field(default_factory=dict)
     """By source."""
+    heard_s: dict[str, float] = field(default_factory=dict)
+    """By source: monotonic time at which its last message came, whatever became of it."""
     seen_s: dict[int, float] = field(default_factory=dict)
     """Monotonic time at which a producer's last batch was logged."""
     commits: int = 0
@@ -191,6 +193,7 @@ class LogThread(threading.Thread):
         for subscriber in self._subscribers.values():
             for received in subscriber.receive(self._batches_max):
                 if isinstance(received, Message):
+                    self.figures.heard_s[received.source] = time.monotonic()
                     taken.append(self.intake.offer(received, now_us()))
                 else:
                     taken.append(self.intake.resend_ended(received.source, now_us()))

@@ -45,7 +45,7 @@ from advisor.views import (
 )
 from advisor.wording import bytes_text, duration_text
 from event_plane import wire
-from event_plane.schema import DEPTH_UNKNOWN, BatchKind, EventType
+from event_plane.schema import DEPTH_UNKNOWN, Batch, BatchKind, EventType
 
 SILENT_S = 60.0
 """A producer whose last batch is older is shown as silent."""
@@ -143,6 +143,12 @@ class ServiceReader:
         checkpointer = service.checkpointer
         if checkpointer is not None:
             checks.append(Check(name="checkpoint", ok=not checkpointer.problem, text=checkpointer.text()))
+        thread = service.log_thread
+        heard_s = dict(thread.figures.heard_s) if thread is not None else {}
+        for source in service.settings.sources:
+            text = _heard_text(source.url, heard_s.get(source.name))
+            # An engine without work is no fault, and one that is away cannot be told from it.
+            checks.append(Check(name=f"source {source.name}", ok=True, text=text))
         unreachable = service.unreachable
         for agent in sorted({a.name for a in service.settings.agents} | set(unreachable)):
             why = unreachable.get(agent)
@@ -240,9 +246,15 @@ class ServiceReader:
         entries = await self._queries.page(from_position, limit, kind)
         more = from_position is not None and len(entries) == limit
         return EventsPage(
-            events=[_event_view(entry) for entry in entries],
+            events=[event_view(entry) for entry in entries],
             next_position=entries[-1].position + 1 if more else None,
         )
+
+
+def _heard_text(url: str, heard_s: float | None) -> str:
+    if heard_s is None:
+        return f"nothing received yet from {url}: is the engine running with KV events on?"
+    return f"last message {time.monotonic() - heard_s:.0f} s ago"
 
 
 def _ratio(part: int, whole: int) -> float | None:
@@ -375,7 +387,8 @@ def _producer_view(
     )
 
 
-def _event_view(entry: LogEntry) -> EventView:
+def event_view(entry: LogEntry) -> EventView:
+    """A log entry as the API shows it, with a sentence."""
     return EventView(
         position=entry.position,
         recorded_us=entry.recorded_us,
@@ -388,11 +401,19 @@ def _event_view(entry: LogEntry) -> EventView:
     )
 
 
+def _kind_text(batch: Batch) -> str:
+    name = batch.kind.name.lower().replace("_", " ")
+    if batch.kind is not BatchKind.LOST or batch.snapshot is None:
+        return name
+    first, through = batch.sequence, batch.snapshot.through
+    return f"{name}: batch {first}" if first == through else f"{name}: batches {first}–{through}"
+
+
 def _sentence(entry: LogEntry) -> Iterator[str]:
     if entry.kind is EntryKind.BATCH:
         batch = wire.decode(entry.payload)
         if batch.kind is not BatchKind.EVENTS:
-            yield batch.kind.name.lower().replace("_", " ")
+            yield _kind_text(batch)
         for event_type, count in sorted(Counter(batch.records["event_type"].tolist()).items()):
             known = event_type in EventType.__members__.values()
             yield f"{count} {EventType(event_type).name.lower() if known else f'type {event_type}'}"

@@ -27,6 +27,7 @@ from event_plane.schema import RECORD_DTYPE, Namespace, Records, Tier
 from event_plane.transport import Message
 
 TRACE_BLOCK_TOKENS = 512
+CAPACITY_BLOCKS_MAX = 2**31 - 1
 _CACHE = "cache"
 _PRODUCER = 1
 
@@ -123,8 +124,8 @@ class TraceReplay:
         if policy not in ORDERS:
             known = ", ".join(sorted(ORDERS))
             raise ReplayError(f"policy {policy!r} is not known: choose one of {known}")
-        if capacity_blocks < 1:
-            raise ReplayError(f"capacity {capacity_blocks} is not a number of blocks: give 1 or more")
+        if not 1 <= capacity_blocks <= CAPACITY_BLOCKS_MAX:
+            raise ReplayError(f"capacity {capacity_blocks} is no number of blocks: give 1 to {CAPACITY_BLOCKS_MAX}")
         self.policy = policy
         self.capacity_blocks = capacity_blocks
         self.fold = Fold()

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from advisor.policies.eviction import EVICTION_ORDERS
 from advisor.replay import (
     ReplayError,
     TraceReplay,
@@ -62,10 +63,20 @@ class FileReport:
 def replay(
     files: Annotated[list[Path], typer.Argument(help="Mooncake traces (.jsonl, .jsonl.gz) and captures (.cap).")],
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", help="Eviction order for traces; repeatable. [default: lru, lfu]")
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            help=f"Eviction order for traces, of {', '.join(sorted(EVICTION_ORDERS))}; repeatable"
+            f" (default: {', '.join(DEFAULT_POLICIES)}).",
+        ),
     ] = None,
     capacity: Annotated[
-        list[int] | None, typer.Option("--capacity", help="Capacity in blocks for traces; repeatable.")
+        list[int] | None,
+        typer.Option(
+            "--capacity",
+            help="Capacity in blocks for traces; repeatable"
+            f" (default: {', '.join(str(blocks) for blocks in DEFAULT_CAPACITIES)}).",
+        ),
     ] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
     state_out: Annotated[
@@ -79,12 +90,13 @@ def replay(
         for blocks in capacities:
             TraceReplay(name, blocks)
     for out in (json_out, state_out):
-        if out is not None and (out.is_dir() or not out.parent.is_dir()):
-            raise ReplayError(f"{out} cannot be written: give a file in a folder that exists")
+        if out is not None:
+            _require_writable(out)
+    formats = [detect_format(path) for path in files]
     console = Console(markup=False)
     reports: list[FileReport] = []
-    for path in files:
-        if detect_format(path) == "capture":
+    for path, kind in zip(files, formats, strict=True):
+        if kind == "capture":
             reports.append(_capture_report(path))
         else:
             reports.append(_trace_report(path, policies, capacities, keep_live=state_out is not None))
@@ -204,8 +216,25 @@ def _table(report: FileReport) -> Table:
     return table
 
 
+def _require_writable(path: Path) -> None:
+    """Tried before the work whose outcome it is for. Leaves no file that was not there."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return  # a pipe's reader would take it for the end
+    was_there = path.exists()
+    with _writing(path):
+        path.open("a").close()
+        if not was_there:
+            path.unlink()
+
+
 def _write(path: Path, content: object) -> None:
-    try:
+    with _writing(path):
         path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as fault:
         raise ReplayError(f"{path} cannot be written ({fault.strerror}): choose another place") from fault

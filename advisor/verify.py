@@ -39,7 +39,7 @@ class VerifyError(AdvisorError):
 
 
 class FoundFault(AdvisorError):
-    """Blocks are lost, doubled or leaked; the table above says which."""
+    """Blocks are lost, doubled or leaked, or a volume is gone; the table above says which."""
 
     exit_status = 1
 
@@ -65,6 +65,8 @@ class VolumeFinding:
     leaked: int = 0
     unknown: int = 0
     explained: int = 0
+    absent: str = ""
+    """Its file, where that is not there though the log places blocks in it; they are not counted as lost."""
 
     @property
     def faults(self) -> int:
@@ -148,10 +150,18 @@ def verify(
             for key in keys[:EXAMPLES_MAX]:
                 block = f"{key.sequence_hash:032x} of namespace {key.namespace_id:016x}"
                 console.print(f"{word} on {finding.volume}: {block}")
+    sentences = [
+        f"volume {finding.volume}: its file {finding.absent} is not there; put it back,"
+        " or start its agent, which makes an empty one"
+        for finding in findings
+        if finding.absent
+    ]
     faults = sum(finding.faults for finding in findings)
     if faults:
         number = "1 fault" if faults == 1 else f"{faults} faults"
-        raise FoundFault(f"{number} in {directory}: keep it as it is and report this, it should not happen")
+        sentences.append(f"{number} in {directory}: keep it as it is and report this, it should not happen")
+    if sentences:
+        raise FoundFault("\n".join(sentences))
     console.print("nothing lost, nothing doubled, nothing leaked")
 
 
@@ -221,7 +231,10 @@ def _compare(scanned: Scanned, fold: Fold, freed: Freed) -> VolumeFinding:
     logged = _logged(scanned, fold)
     excused = freed.keys.get(scanned.descriptor.id, set())
     finding.logged = len(logged)
-    finding.lost = sorted(logged - found.keys() - excused)
+    if logged and not Path(scanned.descriptor.path).exists():
+        finding.absent = scanned.descriptor.path
+    else:
+        finding.lost = sorted(logged - found.keys() - excused)
     finding.explained = len((logged - found.keys()) & excused)
     finding.unknown = len(found.keys() - logged)
     return finding

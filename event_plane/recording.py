@@ -113,7 +113,8 @@ def capture_dialect(path: Path) -> Dialect:
 def read_trace(path: Path) -> Iterator[TraceRequest]:
     """The requests of a Mooncake trace, in the order of its lines; empty lines are stepped over.
 
-    Raises `RecordingError` naming the line that cannot be read.
+    Raises `RecordingError` naming the line that cannot be read, or saying that the file is of another format where its
+    first line is JSON and no request.
     """
     with _opened(path) as stream:
         for number in itertools.count(1):
@@ -129,6 +130,13 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
 def _request(path: Path, number: int, line: bytes) -> TraceRequest:
     try:
         read = _LINES.decode(line)
+    except msgspec.ValidationError as error:
+        if number == 1:
+            raise RecordingError(
+                f"{path} holds JSON of another format than Mooncake's ({error}): give lines with timestamp,"
+                " input_length, output_length and hash_ids"
+            ) from error
+        raise RecordingError(f"{path}, line {number} is no request ({error}): mend or remove that line") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise RecordingError(f"{path}, line {number} is no request ({error}): mend or remove that line") from error
     for name, value in (("input_length", read.input_length), ("output_length", read.output_length)):

@@ -159,6 +159,8 @@ class ZmqSubscriber:
         self._resend_place = parse_url(resend_url) if resend_url else resend_url_beside(place)
         self._topic = topic
         self._topic_seen: bytes | None = None
+        self._nameless: dict[int, int] = {}
+        """By token of a resend: the lowest sequence dropped because no live message had told the topic yet."""
         self._lock = threading.Lock()
         self._closed = False
         self._asks: dict[int, zmq.Socket[bytes]] = {}
@@ -185,9 +187,10 @@ class ZmqSubscriber:
             for token in list(self._asks):
                 self._receive_resent(token, received, count_max - count_max // 2)
             while len(received) < count_max and (frames := _receive_now(self._sub)) is not None:
-                if (message := self._parse(frames, topic_given=True)) is not None:
-                    self._topic_seen = message.topic
-                    received.append(message)
+                if (parsed := self._parse(frames)) is not None:
+                    self._topic_seen = frames[-3]
+                    self._ask_again_for_nameless()
+                    received.append(Message(self.source, self._topic_seen, *parsed))
             return received
 
     def acknowledge(self, producer: int, epoch: int, sequence: int) -> None:
@@ -206,14 +209,7 @@ class ZmqSubscriber:
         with self._lock:
             if self._closed:
                 return False
-            if token in self._asks:
-                self._end_ask(token)
-            elif len(self._asks) == _ASKS_MAX:
-                self._end_ask(next(iter(self._asks)))
-            # A fresh identity for each ask, and no mark: publishers drop in silence for a reader that is full.
-            dealer = self._connect(zmq.DEALER, self._resend_place, 0)
-            dealer.send_multipart((b"", _SEQUENCE.pack(from_sequence)))
-            self._asks[token] = dealer
+            self._ask(from_sequence, token)
             return True
 
     def close(self) -> None:
@@ -224,6 +220,22 @@ class ZmqSubscriber:
                 while self._asks:
                     self._end_ask(next(iter(self._asks)))
                 self._context.destroy(linger=0)
+
+    def _ask(self, from_sequence: int, token: int) -> None:
+        if token in self._asks:
+            self._end_ask(token)
+        elif len(self._asks) == _ASKS_MAX:
+            self._end_ask(next(iter(self._asks)))
+        # A fresh identity for each ask, and no mark: publishers drop in silence for a reader that is full.
+        dealer = self._connect(zmq.DEALER, self._resend_place, 0)
+        dealer.send_multipart((b"", _SEQUENCE.pack(from_sequence)))
+        self._asks[token] = dealer
+
+    def _ask_again_for_nameless(self) -> None:
+        """They may hold what no gap shows: the batch that tells an engine's new life from its former one."""
+        for token, from_sequence in self._nameless.items():
+            self._ask(from_sequence, token)
+        self._nameless = {}
 
     def _connect(self, kind: int, place: PlaneUrl, queue_batches: int) -> zmq.Socket[bytes]:
         connected = self._context.socket(kind)
@@ -242,31 +254,34 @@ class ZmqSubscriber:
 
     def _receive_resent(self, token: int, received: list[Message | ResendEnd], count_max: int) -> None:
         while len(received) < count_max and (frames := _receive_now(self._asks[token])) is not None:
-            # Before vLLM 0.25 replies carry no topic.
-            message = self._parse(frames, topic_given=len(frames) > 3)
-            if message is None:
+            # Before vLLM 0.25 replies carry no topic: theirs is that of the live messages.
+            topic = frames[-3] if len(frames) > 3 else self._topic_seen
+            parsed = self._parse(frames)
+            if parsed is None:
                 continue
-            if message.transport_sequence == RESEND_END and not message.payload:
+            sequence, payload = parsed
+            if sequence == RESEND_END and not payload:
                 self._end_ask(token)
                 received.append(ResendEnd(self.source, token))
                 return
-            if message.topic.startswith(self._topic):
-                received.append(message)
+            if topic is None:
+                # Under an assumed topic it would be another producer's.
+                self._nameless[token] = min(sequence, self._nameless.get(token, sequence))
+            elif topic.startswith(self._topic):
+                received.append(Message(self.source, topic, sequence, payload))
 
     def _end_ask(self, token: int) -> None:
         self._asks.pop(token).close()
 
-    def _parse(self, frames: list[bytes], *, topic_given: bool) -> Message | None:
-        """From the tail: what comes before topic, sequence and payload differs between releases."""
+    def _parse(self, frames: list[bytes]) -> tuple[int, bytes] | None:
+        """Sequence and payload, from the tail: what comes before topic and these differs between releases."""
         if len(frames) < 3 or len(frames[-2]) != _SEQUENCE.size:
             self.malformed += 1
             return None
         payload = frames[-1]
         if self.foreign is None and payload:
             self.foreign = not is_batch(payload)
-        topic_assumed = self._topic if self._topic_seen is None else self._topic_seen
-        topic = frames[-3] if topic_given else topic_assumed
-        return Message(self.source, topic, _SEQUENCE.unpack(frames[-2])[0], payload)
+        return _SEQUENCE.unpack(frames[-2])[0], payload
 
 
 def _receive_now(receiver: zmq.Socket[bytes]) -> list[bytes] | None:

@@ -1,5 +1,6 @@
 """The subscriber inside a process of your own: `python examples/embed.py zmq+tcp://127.0.0.1:5557 state`."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -8,7 +9,8 @@ from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, SourceSettings
 
 engine = SourceSettings(name="engine", url=sys.argv[1])
-with AdvisorService(AdvisorSettings(directory=Path(sys.argv[2]), sources=(engine,))) as service:
+settings = AdvisorSettings(directory=Path(sys.argv[2]), sources=(engine,))
+with contextlib.suppress(KeyboardInterrupt), AdvisorService(settings) as service:
     reader = ServiceReader(service)
     while not service.wait(1.0):
         for block in reader.blocks(limit=5).blocks:

@@ -14,6 +14,7 @@ SPARK_WIDTH = 96
 SPARK_HEIGHT = 26
 _SPARK_MARGIN = 2
 
+REFUSALS_SHOWN_MAX = 4
 NOT_TOLD = "not told by this engine"
 
 SETTLED_STATES = frozenset({"kept", "freed"})
@@ -149,7 +150,10 @@ def six_figures(picture: Picture) -> list[Figure]:
 
 
 def activities(moves: MovesView, limit: int) -> list[Activity]:
-    """Moves by their last change and refusals by their time, newest first, like ones of one plan on one line."""
+    """Moves by their last change and refusals by their time, newest first, like ones of one plan on one line.
+
+    Few lines of refusals: every tick may refuse something, and what moved is to be seen beside it.
+    """
     moved: dict[tuple[object, ...], list[MoveView]] = {}
     for move in moves.moves:
         plan = (move.planned_us, move.kind, move.state, move.source, move.target, move.note)
@@ -157,8 +161,13 @@ def activities(moves: MovesView, limit: int) -> list[Activity]:
     refused: dict[tuple[int, str], list[RefusalView]] = {}
     for refusal in moves.refusals:
         refused.setdefault((refusal.at_us, refusal.volume), []).append(refusal)
-    lines = [_moved_line(group) for group in moved.values()] + [_refused_line(group) for group in refused.values()]
-    return sorted(lines, key=lambda line: line.at_us, reverse=True)[:limit]
+    refusals = sorted((_refused_line(group) for group in refused.values()), key=_at_us, reverse=True)
+    lines = [_moved_line(group) for group in moved.values()] + refusals[:REFUSALS_SHOWN_MAX]
+    return sorted(lines, key=_at_us, reverse=True)[:limit]
+
+
+def _at_us(line: Activity) -> int:
+    return line.at_us
 
 
 def _moved_line(group: Sequence[MoveView]) -> Activity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
@@ -86,7 +87,9 @@ def test_replay_of_a_damaged_capture_names_the_place(shared_data: Path, tmp_path
 
 
 def test_replay_of_an_engine_that_is_not_read_yet_is_no_guess(shared_data: Path, ends: Ends) -> None:
-    assert ends("replay", shared_data / "captures" / "sglang0523.cap").endswith("comes with issue 3")
+    for name, engine in (("sglang0523", "SGLang"), ("dynamo161_nats", "NVIDIA Dynamo")):
+        capture = shared_data / "captures" / f"{name}.cap"
+        assert ends("replay", capture) == f"{capture} was made by {engine}: reading its events comes with issue 3"
 
 
 @pytest.mark.parametrize(
@@ -111,11 +114,21 @@ def test_replay_of_a_trace_names_the_line(tmp_path: Path, ends: Ends, line: str,
 def test_replay_with_options_that_mean_nothing(tmp_path: Path, ends: Ends) -> None:
     trace = write(tmp_path / "trace.jsonl", LINE)
     assert ends("replay", trace, "--policy", "lruu") == "policy 'lruu' is not known: choose one of lfu, lru"
-    assert ends("replay", trace, "--capacity", "0") == "capacity 0 is not a number of blocks: give 1 or more"
+    for capacity in ("0", "2147483648", "99999999999999999999"):
+        sentence = f"capacity {capacity} is no number of blocks: give 1 to 2147483647"
+        assert ends("replay", trace, "--capacity", capacity) == sentence
+
+
+def test_replay_that_could_not_write_its_outcome_does_not_begin(tmp_path: Path, ends: Ends) -> None:
+    # Its line is never read.
+    trace = write(tmp_path / "trace.jsonl", '{"timestamp": 1,')
+    nowhere = {tmp_path: "Is a directory", tmp_path / "nowhere" / "out.json": "No such file or directory"}
     for option in ("--json", "--state"):
-        for nowhere in (tmp_path, tmp_path / "nowhere" / "out.json"):
-            sentence = f"{nowhere} cannot be written: give a file in a folder that exists"
-            assert ends("replay", trace, option, nowhere) == sentence
+        for place, why in nowhere.items():
+            assert ends("replay", trace, option, place) == f"{place} cannot be written ({why}): choose another place"
+        with pytest.raises(SystemExit):
+            main(["replay", str(trace), option, str(tmp_path / "out.json")])
+        assert not (tmp_path / "out.json").exists()
 
 
 # -- serve
@@ -180,6 +193,12 @@ def test_demo_with_arguments_that_cannot_be(tmp_path: Path, ends: Ends, taken_po
     assert ends("demo", "--trace", tmp_path / "absent") == (
         f"{tmp_path / 'absent'} cannot be read (No such file or directory): check the path"
     )
+    broken = write(tmp_path / "broken.jsonl", LINE * 500 + "{")
+    assert ends("demo", "--trace", broken).startswith(f"{broken}, line 501 is no request (")
+    cut = write(tmp_path / "cut.jsonl.gz", gzip.compress(LINE.encode() * 500)[:-20])
+    assert ends("demo", "--trace", cut).endswith(": fetch or record it again")
+    other = shared_data / "traces" / "ragpulse_0_trace.jsonl.gz"
+    assert ends("demo", "--trace", other).startswith(f"{other} holds JSON of another format than Mooncake's (")
     assert ends("demo", "--port", taken_port) == (
         f"port {taken_port} of 127.0.0.1 is in use: stop what listens there, or leave --port out for any"
     )

@@ -9,6 +9,7 @@ import os
 import pty
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -105,6 +106,24 @@ def test_ctrl_c_while_it_starts_leaves_no_child_and_no_traceback(tmp_path: Path)
             assert demo.process.wait(60) == 0, demo.screen
             assert not any(is_running(pid) for pid in children)
         assert "Traceback" not in demo.screen
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_signal_ends_it_in_order_and_takes_its_folder_along(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "advisor.cli", "demo", "--port", "0"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline().startswith("kvadvisor demo: engine")
+        assert demo.stdout.readline().startswith("admin page: http://127.0.0.1:")
+        assert list(tmp_path.glob("kvadvisor-demo-*"))
+        demo.send_signal(number)
+        out, err = demo.communicate(timeout=60)
+    assert (demo.returncode, err) == (0, "")
+    assert "What happened" in out
+    assert CLEAN in out
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.crash

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from advisor.entries import EntryKind, OperatorEntry
 from advisor.fold import Fold
 from advisor.index import PlaceKey
 from advisor.log import SqlLog
-from advisor.reader import ServiceReader
+from advisor.reader import ServiceReader, event_view
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, PolicySettings, SourceSettings
 from event_plane import wire
@@ -77,6 +78,8 @@ def test_published_blocks_are_folded_shown_and_acknowledged(
         eventually(lambda: len(service.fold.index) == 100, "100 blocks")
         eventually(lambda: publisher.stat().acknowledged_sequence == last, "acknowledgement of the last batch")
         reader = ServiceReader(service)
+        (heard,) = [check.text for check in reader.checks() if check.name == "source core"]
+        assert re.fullmatch(r"last message \d+ s ago", heard)
         summary = reader.summary()
         assert (summary.blocks, summary.block_bytes, summary.tiers[0].blocks, summary.ready) == (100, 6400, 100, True)
         assert [(p.name, p.state, p.sequence, p.blocks) for p in reader.producers()] == [("core", "live", last, 100)]
@@ -88,6 +91,15 @@ def test_published_blocks_are_folded_shown_and_acknowledged(
         assert {block.placements[0].place for block in page.blocks} == {"core/gpu"}
         match = service.fold.index.match(NAMESPACE.namespace_id, 0, list(range(1, 120)))
     assert match == 100
+
+
+def test_source_that_was_never_heard_of_is_ready_and_says_what_to_look_at(
+    tmp_path: Path, urls: tuple[str, str]
+) -> None:
+    with AdvisorService(settings_for(tmp_path, urls)) as service:
+        (check,) = [check for check in ServiceReader(service).checks() if check.name == "source core"]
+    assert check.ok
+    assert check.text == f"nothing received yet from {urls[0]}: is the engine running with KV events on?"
 
 
 def test_what_was_published_before_the_service_came_is_asked_for_again(
@@ -221,8 +233,10 @@ def test_gap_that_nobody_fills_clears_the_producer_and_marks_it_partial(
         assert state.note.startswith("batches 1–2 could not be had")
         assert {b.key.sequence_hash for b in service.fold.index.page(limit=1_000)[0]} == set(range(41, 51))
     log = SqlLog(tmp_path / "log.db", read_only=True)
-    lost = [wire.decode(e.payload) for e in log.read() if e.kind is EntryKind.BATCH and e.sequence == 1]
+    batches = [entry for entry in log.read() if entry.kind is EntryKind.BATCH]
     log.close()
+    assert [event_view(entry).text for entry in batches] == ["10 store", "lost: batches 1–2", "10 store"]
+    lost = [wire.decode(entry.payload) for entry in batches if entry.sequence == 1]
     assert [(b.kind, b.snapshot.through if b.snapshot else None) for b in lost] == [(BatchKind.LOST, 2)]
 
 

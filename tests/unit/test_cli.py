@@ -127,6 +127,13 @@ def test_only_the_command_line_itself_is_imported_for_the_version(site: Path) ->
         assert f"'{module}'" not in done.stderr
 
 
+def test_help_of_our_commands_names_their_choices_and_defaults(site: Path) -> None:
+    words = " ".join(run(site, "replay", "--help").stdout.replace("│", " ").split())
+    assert "of lfu, lru; repeatable (default: lru, lfu)" in words
+    assert "(default: 1000, 5859, 10000, 30000, 50000, 100000)" in words
+    assert "(default: 8470, or any if taken)" in " ".join(run(site, "demo", "--help").stdout.replace("│", " ").split())
+
+
 def test_exit_status_of_a_command_is_kept(site: Path) -> None:
     assert run(site, "ended").returncode == 3
 
@@ -177,6 +184,30 @@ def test_interrupt_ends_with_130(site: Path) -> None:
         _, errors = child.communicate()
     assert child.returncode == 130
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_one_sentence_and_one_that_nobody_reads_none(
+    site: Path, unbuffered: str
+) -> None:
+    def greeted(stdout: int) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-c", "from advisor.cli import main; main()", "greet", "ada"],
+            env=environment(site) | {"PYTHONUNBUFFERED": unbuffered},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        os.close(stdout)
+        return done.returncode, done.stderr
+
+    remedy = "free space there, or send it elsewhere"
+    full = f"kvadvisor: standard output cannot be written (No space left on device): {remedy}\n"
+    assert greeted(os.open("/dev/full", os.O_WRONLY)) == (1, full)
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert greeted(writer) == (1, "")
 
 
 @pytest.mark.parametrize("room", ["advisor", "event_plane", "kernels", "kvbm_core", "storage_agent"])

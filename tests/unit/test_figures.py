@@ -88,6 +88,14 @@ def test_like_moves_of_one_plan_are_one_line_with_their_sum() -> None:
     assert lines[0].other_reasons == ["4th touch in 9 s"]
 
 
+def test_many_refusals_leave_room_for_the_moves() -> None:
+    view = SampleReader().moves_view
+    refusals = [view.refusals[0].model_copy(update={"at_us": 10**16 + n}) for n in range(20)]
+    lines = activities(MovesView(moves=view.moves, refusals=refusals), 12)
+    assert [line.at_us - 10**16 for line in lines if line.state == "refused"] == [19, 18, 17, 16]
+    assert len(lines) == 4 + len(activities(MovesView(moves=view.moves, refusals=[]), 12))
+
+
 def test_refusals_of_one_moment_for_one_volume_are_one_line() -> None:
     refusal = SampleReader().moves_view.refusals[0]
     other_volume = refusal.model_copy(update={"volume": "nvme-b"})

@@ -145,6 +145,12 @@ def test_unreadable_trace_line_is_named_after_the_good_ones(written: Written, li
         next(requests)
 
 
+def test_json_that_is_no_request_from_its_first_line_on_is_another_format(written: Written) -> None:
+    for line in (b'{"a": 1}', json.dumps(LINE | {"timestamp": "82"}).encode()):
+        with pytest.raises(RecordingError, match=r"holds JSON of another format .*give lines with"):
+            list(read_trace(written(line + b"\n" + json.dumps(LINE).encode())))
+
+
 def test_negative_length_is_named(written: Written) -> None:
     with pytest.raises(RecordingError, match="line 1 has input_length -5"):
         list(read_trace(written(json.dumps(LINE | {"input_length": -5}).encode())))

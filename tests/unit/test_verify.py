@@ -199,10 +199,20 @@ def test_block_stored_before_its_volume_was_known_can_be_lost(folder: Path, caps
     assert Verified(folder, capsys).row("lost") == [1, 0]
 
 
-def test_volume_whose_file_is_gone_has_lost_all_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_volume_whose_file_is_gone_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(folder).end()
     (folder / "slow.slab").unlink()
-    assert Verified(folder, capsys).row("lost") == [0, 2]
+    done = Verified(folder, capsys)
+    assert (done.status, done.row("in the log"), done.row("lost")) == (1, [4, 2], [0, 0])
+    sentence = (
+        f"kvadvisor: volume slow: its file {folder / 'slow.slab'} is not there; put it back, or start its agent,"
+        " which makes an empty one\n"
+    )
+    assert done.err == sentence
+    zero_slot(folder, 0, 1)
+    done = Verified(folder, capsys)
+    assert (done.status, done.row("lost")) == (1, [1, 0])
+    assert done.err.startswith(f"{sentence}kvadvisor: 1 fault in {folder}: keep it as it is")
 
 
 def test_one_key_in_two_slots_is_doubled(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
