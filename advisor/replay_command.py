@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from advisor.policies.eviction import EVICTION_ORDERS
+from advisor.index import ORDERS
 from advisor.replay import (
     ReplayError,
     TraceReplay,
@@ -66,7 +66,7 @@ def replay(
         list[str] | None,
         typer.Option(
             "--policy",
-            help=f"Eviction order for traces, of {', '.join(sorted(EVICTION_ORDERS))}; repeatable"
+            help=f"Eviction order for traces, of {', '.join(sorted(ORDERS))}; repeatable"
             f" (default: {', '.join(DEFAULT_POLICIES)}).",
         ),
     ] = None,

@@ -23,9 +23,10 @@ class Shelf:
         self.slow = self.volume("slow", 1, slow_blocks)
 
     def volume(self, name: str, rank: int, capacity: int, **rates: float) -> Volume:
-        place = self.index.place(PlaceKey(1, 3 + rank, name))
+        tier = min(3 + rank, 4)
+        place = self.index.place(PlaceKey(1, tier, name))
         self.index.set_volume(place, True)
-        return Volume(name, "agent", place, 3 + rank, rank, capacity, 0.9, 0.5, **rates)
+        return Volume(name, "agent", place, tier, rank, capacity, 0.9, 0.5, **rates)
 
     def put(self, volume: Volume, h: int, parent: int = 0, touches: int = 1, at_us: int = 1_000_000) -> None:
         event = EventRecord(
