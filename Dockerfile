@@ -13,12 +13,13 @@ COPY event_plane event_plane
 COPY kernels kernels
 COPY kvbm_core kvbm_core
 COPY storage_agent storage_agent
-RUN PIP_CONSTRAINT=/src/constraints.txt /opt/kvadvisor/bin/pip install --quiet .
+ENV NUMBA_CACHE_DIR=/opt/kvadvisor/numba
+RUN PIP_CONSTRAINT=/src/constraints.txt /opt/kvadvisor/bin/pip install --quiet . && /opt/kvadvisor/bin/kvadvisor warm
 
 FROM python:3.11-slim
 RUN useradd --system --create-home --home-dir /var/lib/kvadvisor kvadvisor
 COPY --from=build /opt/kvadvisor /opt/kvadvisor
-ENV PATH=/opt/kvadvisor/bin:$PATH PYTHONUNBUFFERED=1
+ENV PATH=/opt/kvadvisor/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/opt/kvadvisor/numba
 USER kvadvisor
 WORKDIR /var/lib/kvadvisor
 VOLUME /var/lib/kvadvisor

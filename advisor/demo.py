@@ -42,7 +42,9 @@ from event_plane.recording import detect_format, read_trace
 
 ENGINE_FILE = "engine.toml"
 PORT_DEFAULT = 8470
-START_S_MAX = 60.0
+START_S_MAX = 240.0
+START_HINT_S = 8.0
+"""After so long the demo says what it is waiting for."""
 STOP_S_MAX = 20.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REFRESH_S = 0.5
@@ -81,7 +83,7 @@ def demo(
             console.print(place, markup=False, soft_wrap=True)
             advisor = children.enter_context(_Child("advisor", folder, _advisor_command(folder)))
             engine = children.enter_context(_Child("engine", folder, _engine_command(folder, seed, trace)))
-            url = _admin_url(advisor, [advisor, engine], stop)
+            url = _admin_url(console, advisor, [advisor, engine], stop)
             watch = Watch(url, engine)
             if url:
                 console.print(f"admin page: [link={url}]{url}[/link]   (Ctrl-C stops the demo)")
@@ -317,10 +319,14 @@ def _stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _admin_url(advisor: _Child, children: list[_Child], stop: threading.Event) -> str:
+def _admin_url(console: Console, advisor: _Child, children: list[_Child], stop: threading.Event) -> str:
     """The admin page's address, once the advisor has said it and the engine has reported; empty if stopped before."""
     deadline = time.monotonic() + START_S_MAX
+    hint_s = time.monotonic() + START_HINT_S
     while time.monotonic() < deadline and not stop.wait(0.05):
+        if time.monotonic() >= hint_s:
+            hint_s = float("inf")
+            console.print("starting; the index's functions are compiled the first time, about half a minute")
         for child in children:
             child.require_running()
         words = [word for line in list(advisor.lines) for word in line.split() if word.startswith("http://")]

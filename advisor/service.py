@@ -81,6 +81,7 @@ class AdvisorService:
 
     def start(self) -> None:
         """Open the log, fold it, connect, and run. Raises `AdvisorError` or the event plane's errors."""
+        _log.info("loading the index's compiled functions; the first time they are compiled, about half a minute")
         warm_index()
         self._log = SqlLog(self.settings.log_path)
         try:
