@@ -90,6 +90,8 @@ def test_ctrl_c_at_a_terminal_ends_with_the_summary_status_0_and_no_child(tmp_pa
     assert "What happened" in demo.screen
     assert CLEAN in demo.screen
     assert "Traceback" not in demo.screen
+    # The file is made with the first line.
+    assert not (tmp_path / "demo" / "advisor.err").exists()
 
 
 @pytest.mark.crash
