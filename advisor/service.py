@@ -43,6 +43,7 @@ from storage_agent.port import AgentPort
 
 SAMPLES_KEPT_MAX = 3_600
 STOP_WAIT_S = 10.0
+COMPILE_HINT_S = 8.0
 BLOCKS_AHEAD = 1 << 17
 """Blocks for which the index has memory ready, so that ingest does not wait for the kernel to find some."""
 
@@ -81,8 +82,7 @@ class AdvisorService:
 
     def start(self) -> None:
         """Open the log, fold it, connect, and run. Raises `AdvisorError` or the event plane's errors."""
-        _log.info("loading the index's compiled functions; the first time they are compiled, about half a minute")
-        warm_index()
+        _prepare_index()
         self._log = SqlLog(self.settings.log_path)
         try:
             self._start(self._log)
@@ -279,6 +279,18 @@ class AdvisorService:
     def unreachable(self) -> Mapping[str, str]:
         """By agent: why it cannot be reached, since when."""
         return self._mover.unreachable if self._mover is not None else {}
+
+
+def _prepare_index() -> None:
+    """Load the index's compiled functions. Where they must be compiled first, say so: it takes half a minute."""
+    hint = threading.Timer(
+        COMPILE_HINT_S, _log.info, ["compiling the index's functions; `kvadvisor warm` does it at install"]
+    )
+    hint.start()
+    try:
+        warm_index()
+    finally:
+        hint.cancel()
 
 
 def _facts(source: SourceSettings) -> SourceFacts:
