@@ -704,6 +704,8 @@ class ArrayIndex:
 def as_pairs(hashes: Hashes) -> npt.NDArray[np.uint64]:
     """`hashes` as read-only u8 (n, 2)."""
     if isinstance(hashes, np.ndarray):
+        if hashes.dtype == np.uint64 and hashes.flags.c_contiguous and not hashes.flags.writeable:
+            return hashes
         pairs = np.ascontiguousarray(hashes, np.uint64).view()
         pairs.flags.writeable = False
         return pairs
