@@ -334,6 +334,8 @@ def _block_view(fold: Fold, block: BlockRow) -> BlockView:
                 tier=fold.index.places[placed.place].tier,
                 references=placed.references,
                 block_bytes=placed.block_bytes,
+                uses=placed.uses,
+                last_use_us=placed.last_use_us,
             )
             for placed in sorted(block.placements, key=lambda placed: fold.index.places[placed.place])
         ],

@@ -89,6 +89,10 @@ class PlacementView(View):
     tier: int
     references: int
     block_bytes: int
+    uses: int = 0
+    """Uses there since it came."""
+    last_use_us: int = 0
+    """Of its last use there, or when it came; whole seconds."""
 
 
 class BlockView(View):

@@ -53,6 +53,7 @@ class NaivePlacement:
     def __init__(self, block_bytes: int) -> None:
         self.block_bytes = block_bytes
         self.references = 1
+        self.last_use_us = 0
 
 
 class NaiveBlock:
@@ -151,14 +152,15 @@ class NaiveIndex:
         block.touches += hits
         block.last_touch_us = now_us
         if not entered and place in block.placements:
-            self._refresh(block, place, hits)
+            self._refresh(block, place, hits, now_us)
         if place.key.tier <= 2 and len(block.placements) > 1:
             for other in block.placements:
                 if other.volume:
-                    self._refresh(block, other, hits)
+                    self._refresh(block, other, hits, now_us)
 
     @staticmethod
-    def _refresh(block: NaiveBlock, place: NaivePlace, hits: int) -> None:
+    def _refresh(block: NaiveBlock, place: NaivePlace, hits: int, now_us: int) -> None:
+        block.placements[place].last_use_us = now_us // 1_000_000 * 1_000_000
         place.blocks.move_to_end(block)
         if place.order is not None:
             place.order.touched(block, hits)
@@ -270,6 +272,8 @@ class NaiveIndex:
         except ValueError as fault:
             self.skipped[str(fault)] += 1
             return
+        if entered:
+            block.placements[place].last_use_us = now_us // 1_000_000 * 1_000_000
         if row["flags"] & RecordFlag.COUNTED and not entered and not announced:
             block.placements[place].references += 1
         if not row["flags"] & RecordFlag.COPY:

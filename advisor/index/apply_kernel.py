@@ -16,7 +16,7 @@ from advisor.index.layout import (
     ENTERED,
     HITS,
     LIMBO,
-    LOW_32,
+    LOW_16,
     NOTED,
     RECOMPUTED,
     RING,
@@ -265,9 +265,9 @@ def store(
             resize(t, row, place, p, block_bytes)
         if flags & COUNTED and not announced:
             keep_placement(t, p)
-            t.placements[p].references = min(int64(t.placements[p].references) + 1, LOW_32)
+            t.placements[p].references = min(int64(t.placements[p].references) + 1, LOW_16)
     else:
-        put_in(t, row, place, block_bytes)
+        put_in(t, row, place, block_bytes, now_ms)
     if not flags & COPY:
         touch(t, row, place, p, 1, now_ms)
         note_touched(t, row)

@@ -93,7 +93,7 @@ class ArrayIndex:
     # -- places
 
     def place(self, key: PlaceKey) -> int:
-        """The id of a place, made when first named. Raises `IndexFull` past a million places."""
+        """The id of a place, made when first named. Raises `IndexFull` past 65,536 places."""
         with self.lock:
             place = self._place_ids.get(key)
             if place is None:
@@ -327,7 +327,8 @@ class ArrayIndex:
             placements = []
             while first >= 0:
                 placed = self.tables.placements[first].item()
-                placements.append(PlacedIn(placed[7], placed[4], placed[5], placed[6]))
+                _, _, _, _, block_bytes, uses, last_use_s, references, place = placed
+                placements.append(PlacedIn(place, block_bytes, references, uses, last_use_s * 1_000_000))
                 first = placed[1]
             realm_row = self.tables.realms[realm]
             return BlockRow(

@@ -85,4 +85,5 @@ def copy_placement(placements: Array, kept: Array, bits: Array, s: Array, p: int
     k.block_bytes = x.block_bytes
     k.references = x.references
     k.uses = x.uses
+    k.last_use = x.last_use
     k.place = x.place

@@ -25,6 +25,7 @@ uint64: Any = np.uint64
 
 NONE = -1
 LOW_32 = 0xFFFF_FFFF
+LOW_16 = 0xFFFF
 LOW_31 = 0x7FFF_FFFF
 DEPTH_UNKNOWN = 0xFFFF_FFFF
 
@@ -70,9 +71,10 @@ PLACEMENT_DTYPE = np.dtype(
             ("older", "i4"),
             ("newer", "i4"),
             ("block_bytes", "u4"),
-            ("references", "u4"),
             ("uses", "u4"),
-            ("place", "i4"),
+            ("last_use", "u4"),  # seconds since 1970; when it came, before its first use
+            ("references", "u2"),
+            ("place", "u2"),
         ],
     )
 )
@@ -107,7 +109,7 @@ REALM_DTYPE = np.dtype(
 """A namespace and cache group in use. `rows` counts ghosts too; a realm without rows can be given to another."""
 
 REALMS_MAX = 1 << 16
-PLACES_MAX = 1 << 20
+PLACES_MAX = 1 << 16
 
 RANK_DTYPE = np.dtype((np.record, [("older", "i4"), ("newer", "i4"), ("step", "i4")]))
 """A placement's links in its frequency step. Used only in places that evict by frequency."""

@@ -95,7 +95,7 @@ def leave_recency(t: Tables, place: int, p: int) -> None:
 
 
 @inlined
-def put_in(t: Tables, row: int, place: int, block_bytes: int) -> int:
+def put_in(t: Tables, row: int, place: int, block_bytes: int, now_ms: int) -> int:
     """Place a block that is not in that place. The caller has made sure that there is room."""
     s = t.state
     p = s[PLACEMENT_FREE]
@@ -115,6 +115,7 @@ def put_in(t: Tables, row: int, place: int, block_bytes: int) -> int:
     x.block_bytes = block_bytes
     x.references = 1
     x.uses = 1
+    x.last_use = now_ms // 1000
     x.place = place
     b.placed = p
     become_newest(t, place, p)
@@ -193,7 +194,7 @@ def take_out(t: Tables, row: int, place: int, p: int) -> None:
 
 
 @inlined
-def refresh(t: Tables, place: int, p: int, hits: int) -> None:
+def refresh(t: Tables, place: int, p: int, hits: int, now_ms: int) -> None:
     """A use of a block where it is: it becomes the place's newest."""
     keep_placement(t, p)
     if t.placements[p].newer >= 0:
@@ -201,6 +202,7 @@ def refresh(t: Tables, place: int, p: int, hits: int) -> None:
         become_newest(t, place, p)
     uses = min(int64(t.placements[p].uses) + hits, LOW_32)
     t.placements[p].uses = uses
+    t.placements[p].last_use = now_ms // 1000
     if t.places[place].by_frequency:
         promote(t.places, t.ranks, t.steps, t.state, place, p, uses)
 
@@ -213,14 +215,14 @@ def touch(t: Tables, row: int, place: int, p: int, hits: int, now_ms: int) -> No
     """
     count_touch(t, row, hits, now_ms)
     if p >= 0:
-        refresh(t, place, p, hits)
+        refresh(t, place, p, hits, now_ms)
     first = int64(t.blocks[row].placed)
     if t.places[place].tier <= 2 and t.placements[first].next_placed >= 0:
         q = first
         while q >= 0:
             other = int64(t.placements[q].place)
             if t.places[other].volume:
-                refresh(t, other, q, hits)
+                refresh(t, other, q, hits, now_ms)
             q = int64(t.placements[q].next_placed)
 
 

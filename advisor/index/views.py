@@ -9,12 +9,16 @@ from advisor.index.keys import Key
 
 
 class PlacedIn(NamedTuple):
-    """A block in one place. `uses` counts its uses there since it came; `references` its physical copies."""
+    """A block in one place. `uses` counts its uses there since it came; `references` its physical copies.
+
+    `last_use_us`: of its last use there, or when it came; whole seconds, in µs.
+    """
 
     place: int
     block_bytes: int
     references: int
     uses: int
+    last_use_us: int
 
 
 class BlockRow(NamedTuple):

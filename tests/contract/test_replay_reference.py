@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from advisor.fold import Fold
 from advisor.replay import (
     NAMESPACE_ID,
     Trace,
@@ -19,6 +20,9 @@ from advisor.replay import (
     replay_capture,
     replay_trace,
 )
+from event_plane.dialects.vllm import VllmDialect
+from event_plane.recording import read_capture
+from event_plane.schema import Namespace, RecordFlag
 
 TRACE = "traces/mooncake_conversation_trace.jsonl.gz"
 CAPACITIES = (1_000, 5_859, 10_000, 30_000, 50_000, 100_000)
@@ -82,3 +86,33 @@ def test_events_of_a_replay_fold_to_the_same_state_one_batch_at_a_time(conversat
     assert fold.index.totals() == replay.fold.index.totals()
     assert fold.digest() == replay.fold.digest()
 
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["vllm033_int", "vllm033_bytes"])
+def test_captures_end_the_same_however_their_events_are_grouped_into_batches(
+    shared_data: Path, name: str, seed: int
+) -> None:
+    oracle = json.loads((shared_data / f"captures/{name}.cap.oracle.json").read_text())
+    dialect = VllmDialect(namespace=Namespace())
+    locations: list[str] = []
+    parts = []
+    namespaces: tuple[int, ...] = ()
+    for frames in read_capture(shared_data / f"captures/{name}.cap"):
+        batch, _ = dialect.decode(frames[2], producer=1, epoch=1, sequence=int.from_bytes(frames[1], "big"))
+        records = batch.records.copy()
+        for number, location in enumerate(batch.locations):
+            locations += [] if location in locations else [location]
+            records["storage_location"][batch.records["storage_location"] == number] = locations.index(location)
+        parts.append(records)
+        namespaces = batch.namespace_ids or namespaces
+    stream = np.concatenate(parts)
+    # An event stays in one batch, as the contract says.
+    begins = np.flatnonzero(stream["flags"] & RecordFlag.FIRST)
+    cuts = np.sort(np.random.default_rng(seed).choice(begins[1:], (1, 40, 700, len(begins) - 1)[seed], replace=False))
+    fold = Fold()
+    for group in np.split(stream, cuts):
+        fold.apply_records(1, namespaces, locations, group)
+    expected = oracle if name == "vllm033_int" else [int(h[-16:], 16) for h in oracle]
+    assert live_blocks(fold) == sorted(expected)
+    fold.index.check()

@@ -125,7 +125,7 @@ def picture(index: ArrayIndex) -> dict[str, Any]:
                 continue
             block = index.block(row)
             parent = None if block.parent < 0 else index.block(block.parent).key
-            placed = {index.places[p.place]: (p.block_bytes, p.references) for p in block.placements}
+            placed = {index.places[p.place]: (p.block_bytes, p.references, p.last_use_us) for p in block.placements}
             children, count = index.children(row)
             assert count == len(children)
             blocks[block.key] = (
@@ -145,7 +145,7 @@ def picture_of_model(model: NaiveIndex) -> dict[str, Any]:
         key: (
             block.parent.key if block.parent is not None else None,
             block.depth, block.block_tokens, block.touches, block.first_touch_us, block.last_touch_us,
-            {place.key: (x.block_bytes, x.references) for place, x in block.placements.items()},
+            {place.key: (x.block_bytes, x.references, x.last_use_us) for place, x in block.placements.items()},
             {child.key for child in block.children},
         )
         for key, block in model.blocks.items()
