@@ -31,6 +31,7 @@ NAMESPACE = 7
 PRODUCER = 1
 MILLION = 1_000_000
 ROUNDS = 9
+ROUNDS_QUICK = 4
 LINES_PER_EVENT = 1.3
 """Random cache lines an event misses, beyond what prefetching overlaps (reference: index.md)."""
 MATCH_HASHES = 64
@@ -40,7 +41,7 @@ def run(quick: bool) -> list[Figure]:
     """About four minutes and 4 GB at 10 M blocks; `quick` measures at 1 M alone."""
     warm()
     figures = _compile_times(quick)
-    small = _Loaded(MILLION, 3 * MILLION)
+    small = _Loaded(MILLION, 2 * MILLION if quick else 3 * MILLION)
     large = None if quick else _Loaded(10 * MILLION, 7 * MILLION)
     figures += _ingest(small, large)
     figures += _questions(large if large is not None else small, "1 M" if quick else "10 M", goal=not quick)
@@ -123,6 +124,7 @@ class PlainIndex:
 
 
 def _ingest(small: _Loaded, large: _Loaded | None) -> list[Figure]:
+    rounds = ROUNDS if large is not None else ROUNDS_QUICK
     plain = PlainIndex()
     for batch in _batches(small.stream.stores(0, small.blocks)):
         plain.apply(batch)
@@ -131,7 +133,7 @@ def _ingest(small: _Loaded, large: _Loaded | None) -> list[Figure]:
     gc.collect()
     gc.freeze()
     ns: dict[str, list[float]] = {"small": [], "large": [], "plain": [], "radix16": [], "radix512": []}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         batches = small.next_batches(200 * BATCH)
         ns["small"].append(_ns(small.apply, batches))
         ns["plain"].append(_ns(plain.apply, batches[:40]))
