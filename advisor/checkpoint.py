@@ -7,6 +7,7 @@ before it, and in the end for the log from its beginning; each is said.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -14,13 +15,15 @@ import msgspec
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.fold_state import StateError, export_state, restore_state
-from advisor.index import ArrayIndex, IndexDamaged, IndexFull, IndexSize
+from advisor.index import INDEX_FULL, ArrayIndex, IndexDamaged, IndexFull, IndexSize
 from advisor.index.saved_index import Save
 from advisor.intake import Cursors
 from advisor.turnstile import Turnstile
 
 KEPT = 2
 SUFFIX = ".kvc"
+REFUSED_SUFFIX = ".refused"
+"""Added to the name of one that cannot be used; it may be looked at and deleted."""
 
 
 class CheckpointError(AdvisorError):
@@ -31,6 +34,8 @@ class _Extra(msgspec.Struct, array_like=True):
     position: int
     fold: bytes
     cursors: Cursors
+    blocks_max: int
+    """Of the index that it was made with."""
 
 
 class Taken:
@@ -38,7 +43,8 @@ class Taken:
 
     def __init__(self, fold: Fold, cursors: Cursors) -> None:
         self.position = fold.position
-        self._extra = msgspec.msgpack.encode(_Extra(fold.position, export_state(fold), cursors))
+        extra = _Extra(fold.position, export_state(fold), cursors, fold.index.size.blocks_max)
+        self._extra = msgspec.msgpack.encode(extra)
         self._save: Save = fold.index.begin_save()
 
     def write(self, folder: Path) -> int:
@@ -73,8 +79,18 @@ def load_newest(
                 raise StateError(f"it is of position {saved.position}, the log ends at {last_position}")
             fold = Fold(index)
             restore_state(fold, saved.fold)
-        except (OSError, IndexDamaged, IndexFull, StateError, msgspec.MsgspecError) as fault:
+        except IndexFull as fault:
             passed_over.append(f"checkpoint {path.name} is not used: {fault}")
+            continue
+        except (OSError, IndexDamaged, StateError, msgspec.MsgspecError) as fault:
+            # Out of the way: it would count as one of the two kept, and one of another log would seem to fit later.
+            with contextlib.suppress(OSError):
+                path.replace(path.with_name(path.name + REFUSED_SUFFIX))
+            passed_over.append(f"checkpoint {path.name} is not used: {fault}")
+            continue
+        if fold.skipped[INDEX_FULL] and saved.blocks_max < size.blocks_max:
+            why = "blocks were skipped under the smaller index limit that it was made with"
+            passed_over.append(f"checkpoint {path.name} is not used: {why}")
             continue
         return fold, saved.cursors, passed_over
     return Fold(ArrayIndex(size, lock=lock)), Cursors(), passed_over

@@ -21,7 +21,7 @@ from advisor.entries import (
     decode_control,
 )
 from advisor.fold import Fold, ProducerState, VolumeState
-from advisor.index import BlockRow, IndexFault, Key
+from advisor.index import INDEX_FULL, BlockRow, IndexFault, Key
 from advisor.log_queries import LogQueries
 from advisor.moment import Moment, by_speed
 from advisor.moves import Move
@@ -142,7 +142,11 @@ class ServiceReader:
         ]
         checkpointer = service.checkpointer
         if checkpointer is not None:
-            checks.append(Check(name="checkpoint", ok=not checkpointer.problem, text=checkpointer.text()))
+            text = "; ".join([checkpointer.text(), *service.passed_over])
+            checks.append(Check(name="checkpoint", ok=not checkpointer.problem, text=text))
+        if skipped := service.fold.skipped[INDEX_FULL]:
+            text = f"the index is full, {skipped} Stores were skipped: raise index_memory_bytes_max and start again"
+            checks.append(Check(name="index", ok=True, text=text))
         thread = service.log_thread
         heard_s = dict(thread.figures.heard_s) if thread is not None else {}
         for source in service.settings.sources:

@@ -24,7 +24,7 @@ from advisor.checkpointer import Checkpointer
 from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntry, Tick, control_entry
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
-from advisor.index import ArrayIndex, IndexSize
+from advisor.index import INDEX_FULL, ArrayIndex, IndexSize
 from advisor.index.warm import warm as warm_index
 from advisor.intake import Intake, SourceFacts
 from advisor.log import SqlLog, read_decoded
@@ -238,6 +238,7 @@ class AdvisorService:
         try:
             tick_s = sample_s = time.monotonic()
             wall_s = time.time() - sample_s
+            told_full = False
             while not self.stopping.wait(max(0.0, min(tick_s, sample_s) - time.monotonic())):
                 moment = time.monotonic()
                 if moment >= sample_s:
@@ -245,6 +246,9 @@ class AdvisorService:
                     self.samples.append((int(wall_s + sample_s), self.moment()))
                     sample_s += 1.0
                     self.fold.index.touch_ahead(BLOCKS_AHEAD)
+                    if not told_full and self.fold.skipped[INDEX_FULL]:
+                        told_full = True
+                        _log.warning("the index is full; blocks that are not there yet are skipped")
                 if moment >= tick_s:
                     tick_s = moment + self.settings.tick_interval_s
                     self.submit(Tick(now_us())).result()

@@ -108,6 +108,9 @@ def test_damaged_checkpoint_is_passed_over_and_said_so(
         assert len(again.passed_over) == damaged
         assert all("is not used" in sentence for sentence in again.passed_over)
         assert len(again.fold.index) == 60
+        (told,) = [check.text for check in ServiceReader(again).checks() if check.name == "checkpoint"]
+        assert all(sentence in told for sentence in again.passed_over)
+    assert len(list((tmp_path / "checkpoints").glob("*.refused"))) == damaged
     assert again.fold.digest() == digest_of_whole_log(tmp_path)
 
 
@@ -130,6 +133,7 @@ def test_checkpoint_ahead_of_its_log_is_not_used(
         path.unlink()
     with AdvisorService(settings_for(tmp_path, urls)) as again:
         assert "the log ends at 0" in again.passed_over[0]
+        assert checkpoints(tmp_path) == []
         eventually(lambda: len(again.fold.index) == 30, "the publisher's buffer, from its beginning")
 
 
@@ -195,6 +199,10 @@ def test_full_index_refuses_what_is_not_there_and_keeps_serving(
         eventually(lambda: len(service.fold.index) == held - 1, "a remove")
         service.fold.index.check()
         assert ServiceReader(service).summary().skipped_records["the index is full"] == 20_000 - held
+        assert any(check.name == "index" and "is full" in check.text for check in ServiceReader(service).checks())
     log = SqlLog(tmp_path / "log.db", read_only=True)
     assert sum(1 for entry in log.read() if entry.kind is EntryKind.BATCH) >= 2_000
     log.close()
+    with AdvisorService(settings_for(tmp_path, urls)) as larger:
+        assert "smaller index limit" in larger.passed_over[0]
+        assert len(larger.fold.index) == 19_999
