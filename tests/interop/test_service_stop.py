@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,9 @@ def test_state_at_the_end_is_that_of_the_log_whatever_is_submitted_meanwhile(tmp
 def test_entry_that_cannot_be_logged_ends_the_service_and_leaves_nobody_waiting(tmp_path: Path) -> None:
     service = AdvisorService(AdvisorSettings(directory=tmp_path, tick_interval_s=3_600))
     with service:
+        # The one tick of this hour first: it would take the position that is taken below.
+        while not service.fold.now_us:
+            time.sleep(0.01)
         taken = service.submit(OperatorEntry("test", "pause")).result() + 1
         other = sqlite3.connect(tmp_path / "log.db")
         with other:
