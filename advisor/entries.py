@@ -134,6 +134,21 @@ class LogEntry:
     recorded_us: int = 0
 
 
+def logged(position: int, entry: NewEntry, recorded_us: int) -> LogEntry:
+    """The entry as it stands in the log."""
+    return LogEntry(
+        position=position,
+        kind=entry.kind,
+        payload=entry.payload,
+        producer=entry.producer,
+        epoch=entry.epoch,
+        sequence=entry.sequence,
+        source=entry.source,
+        foreign_crc=entry.foreign_crc,
+        recorded_us=recorded_us,
+    )
+
+
 def control_entry(control: Control) -> NewEntry:
     return NewEntry(kind=_KINDS[type(control)], payload=encode_control(control))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from advisor.entries import LogEntry, NewEntry
+from advisor.entries import LogEntry, NewEntry, logged
 from advisor.errors import LogError
 
 
@@ -23,17 +23,7 @@ class MemoryLog:
         first = len(self._entries) + 1
         batches = self._accepted(new, first)
         self._entries += [
-            LogEntry(
-                position=position,
-                kind=entry.kind,
-                payload=entry.payload,
-                producer=entry.producer,
-                epoch=entry.epoch,
-                sequence=entry.sequence,
-                source=entry.source,
-                foreign_crc=entry.foreign_crc,
-                recorded_us=recorded_us,
-            )
+            logged(position, entry, recorded_us)
             for position, entry in enumerate(new, first)
         ]
         self._batches |= batches

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import structlog
 import zmq
 
-from advisor.entries import Control, EventLog, LogEntry, NewEntry, control_entry
+from advisor.entries import Control, EventLog, LogEntry, NewEntry, control_entry, logged
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.intake import Intake, Taken, Unreadable
@@ -229,13 +229,13 @@ class LogThread(threading.Thread):
         self.figures.commits += 1
         self.figures.logged_position = first + len(new) - 1
         moment = time.monotonic()
-        logged = []
+        entries: list[tuple[LogEntry, Batch | None]] = []
         for number, (entry, batch) in enumerate(zip(new, batches, strict=True)):
-            logged.append((_logged(first + number, entry, recorded_us), batch))
+            entries.append((logged(first + number, entry, recorded_us), batch))
             if batch is not None:
                 self.figures.batches[entry.source] = self.figures.batches.get(entry.source, 0) + 1
                 self.figures.seen_s[batch.producer] = moment
-        group = Group(logged, [future for _, future in waiting], moment)
+        group = Group(entries, [future for _, future in waiting], moment)
         self.unapplied.append(group)
         while not self._fold_is_behind:
             try:
@@ -253,20 +253,6 @@ class LogThread(threading.Thread):
             while not self._controls.empty():
                 _, future = self._controls.get_nowait()
                 future.set_exception(StoppedError("the service stopped before this was logged"))
-
-
-def _logged(position: int, entry: NewEntry, recorded_us: int) -> LogEntry:
-    return LogEntry(
-        position=position,
-        kind=entry.kind,
-        payload=entry.payload,
-        producer=entry.producer,
-        epoch=entry.epoch,
-        sequence=entry.sequence,
-        source=entry.source,
-        foreign_crc=entry.foreign_crc,
-        recorded_us=recorded_us,
-    )
 
 
 class FoldThread(threading.Thread):
