@@ -27,6 +27,7 @@ from advisor.entries import (
     decode_control,
 )
 from advisor.index import ArrayIndex, Key, PlaceKey
+from advisor.index.views import Figures
 from advisor.moves import IllegalMove, Move, MoveTable, Trigger
 from advisor.policies.tiering import Limits, Plan, Volume, plan_moves
 from event_plane import wire
@@ -266,6 +267,16 @@ class Fold:
         if applied.cleared_all and producer_id in self.producers:
             producer = self.producers[producer_id]
             producer.partial, producer.note = False, ""
+
+    def tenant_totals(self) -> dict[str, Figures]:
+        """Blocks placed anywhere, and the bytes of all their placements, by tenant: sums over its namespaces."""
+        totals: dict[str, Figures] = {}
+        for namespace_id, figures in self.index.totals().by_namespace.items():
+            namespace = self.namespaces.get(namespace_id)
+            tenant = namespace.tenant if namespace is not None else ""
+            blocks, block_bytes = totals.get(tenant, Figures(0, 0))
+            totals[tenant] = Figures(blocks + figures.blocks, block_bytes + figures.block_bytes)
+        return totals
 
     def count_served(self, tier: int, events: int, hits: int) -> None:
         """Count events that `ArrayIndex.serve_from` has applied already: a replay's."""
