@@ -153,6 +153,17 @@ def control_entry(control: Control) -> NewEntry:
     return NewEntry(kind=_KINDS[type(control)], payload=encode_control(control))
 
 
+@dataclass(frozen=True, slots=True)
+class LogStat:
+    """Positions as `first_position` and `last_position` give them; bytes on disk, times in µs, 0 where none is kept."""
+
+    first_position: int
+    last_position: int
+    stored_bytes: int
+    first_recorded_us: int
+    last_recorded_us: int
+
+
 class EventLog(Protocol):
     """An append-only log. Used by one writer thread; positions are consecutive from 1."""
 
@@ -165,8 +176,20 @@ class EventLog(Protocol):
     def read(self, from_position: int = 1, to_position: int | None = None) -> Iterator[LogEntry]:
         """Entries in order, paged in short transactions."""
 
+    def first_position(self) -> int:
+        """Of the oldest entry kept; one more than `last_position` when none is."""
+
     def last_position(self) -> int:
-        """0 when empty."""
+        """Of the newest entry ever appended; 0 before the first."""
+
+    def prune(self, through: int) -> int:
+        """Drop entries up to `through`, or fewer where the log drops in larger pieces. Returns how many went.
+
+        Never drops the newest entry. From any thread. A reader that is under way sees no hole: it ends or goes on.
+        """
+
+    def stat(self) -> LogStat:
+        """Figures of this moment. From any thread."""
 
     def next_term(self, started_us: int, host: str, pid: int, version: str) -> int:
         """Record a start of the advisor and return its term, one more than the last."""

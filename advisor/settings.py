@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from advisor.errors import SettingsError
+from event_plane.credentials import Credentials
 from event_plane.errors import TransportError
 from event_plane.transport import parse_url
 
@@ -56,13 +57,42 @@ class SourceSettings(Section):
     url: str
     resend_url: str = ""
     """Empty: the port after `url`'s."""
-    dialect: Literal["auto", "kvadvisor", "vllm"] = "auto"
+    dialect: Literal[
+        "auto", "kvadvisor", "vllm", "sglang", "trtllm", "dynamo", "dynamo-kvbm", "mooncake"
+    ] = "auto"
     tenant: str = "default"
     model: str = ""
     revision: str = ""
     hash_root_shared: bool = False
     """A foreign engine's block hashes mean the same in each of its lives."""
     topic: str = ""
+    when_slow: Literal["wait", "drop"] = "wait"
+    """What becomes of messages when the log cannot keep up: see `event_plane.transport.WhenSlow`."""
+    probe_interval_s: float = Field(default=10.0, ge=0.1, le=3_600)
+    """A foreign engine silent for so long is asked whether something was lost."""
+    curve_key_file: Path | None = None
+    curve_server_key_file: Path | None = None
+    user: str = ""
+    password_file: Path | None = None
+    nkey_file: Path | None = None
+    creds_file: Path | None = None
+    tls_ca_file: Path | None = None
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+
+    @property
+    def credentials(self) -> Credentials:
+        return Credentials(
+            curve_key_file=self.curve_key_file,
+            curve_server_key_file=self.curve_server_key_file,
+            user=self.user,
+            password_file=self.password_file,
+            nkey_file=self.nkey_file,
+            creds_file=self.creds_file,
+            tls_ca_file=self.tls_ca_file,
+            tls_cert_file=self.tls_cert_file,
+            tls_key_file=self.tls_key_file,
+        )
 
     @field_validator("url", "resend_url")
     @classmethod
@@ -73,6 +103,19 @@ class SourceSettings(Section):
             except TransportError as error:
                 raise ValueError(str(error)) from error
         return url
+
+
+class LogSettings(Section):
+    """Where the event log is kept and how much of it."""
+
+    kind: Literal["sql", "segments"] = "sql"
+    url: str = ""
+    """Of `sql`: empty is `log.db` in the directory; `postgresql://user@host/database` keeps it off this host."""
+    password_file: Path | None = None
+    retention_bytes: int = Field(default=20_000_000_000, ge=0)
+    """Past it the oldest entries go, never past the second-newest good checkpoint; 0: no limit."""
+    retention_age_s: float = Field(default=0.0, ge=0)
+    """Entries older than this go, likewise; 0: no limit."""
 
 
 class AgentSettings(Section):
@@ -112,6 +155,7 @@ class AdvisorSettings(BaseSettings):
     index_memory_bytes_max: int = Field(default=4 << 30, ge=1 << 20, le=1 << 44)
     """Memory of the index. When it is full, Stores of blocks that are not there are skipped and counted."""
     api: ApiSettings = ApiSettings()
+    log: LogSettings = LogSettings()
     sources: tuple[SourceSettings, ...] = ()
     agents: tuple[AgentSettings, ...] = ()
     policy: PolicySettings = PolicySettings()
@@ -200,9 +244,15 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _anchor(values: dict[str, Any], folder: Path) -> None:
-    """Makes the paths in `values` absolute."""
+    """Makes the paths in `values` absolute: the directory, and every key whose name ends in `_file`."""
     if isinstance(values.get("directory"), str):
         values["directory"] = (folder / values["directory"]).absolute()
+    sources = values.get("sources")
+    for section in [values.get("log"), *(sources if isinstance(sources, list) else [])]:
+        if isinstance(section, dict):
+            for key, value in section.items():
+                if key.endswith("_file") and isinstance(value, str):
+                    section[key] = (folder / value).absolute()
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

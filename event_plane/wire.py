@@ -6,11 +6,11 @@ docs/wire-format.md gives the same by byte offset, with an example.
 from __future__ import annotations
 
 import struct
-import zlib
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from event_plane.errors import WireError
 from event_plane.schema import (
@@ -94,7 +94,7 @@ def encode(batch: Batch) -> bytes:
         head = HEADER.pack(*fields, 0)[:CRC_OFFSET]
     except struct.error as error:
         raise WireError(f"batch header field out of range ({error}): {_Header(*fields, 0)}") from error
-    return b"".join((head, zlib.crc32(body, zlib.crc32(head)).to_bytes(4, "little"), body))
+    return b"".join((head, crc32(body, crc32(head)).to_bytes(4, "little"), body))
 
 
 def decode(payload: bytes | memoryview) -> Batch:
@@ -111,7 +111,7 @@ def decode(payload: bytes | memoryview) -> Batch:
     total_bytes = records_end + header.extension_bytes
     if len(view) != total_bytes:
         raise WireError(f"batch is {len(view)} bytes long but its header says {total_bytes}: it was cut or joined")
-    crc = zlib.crc32(view[HEADER.size :], zlib.crc32(view[:CRC_OFFSET]))
+    crc = crc32(view[HEADER.size :], crc32(view[:CRC_OFFSET]))
     if crc != header.crc:
         raise WireError(f"batch CRC-32 is {crc:#010x} but its header says {header.crc:#010x}: the bytes were damaged")
     extension = _decode_extension(view[records_end:])
