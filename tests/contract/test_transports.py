@@ -3,110 +3,27 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
-from event_plane.connect import open_publisher, open_subscriber
+from event_plane.connect import open_publisher
 from event_plane.errors import TransportError
-from event_plane.publishing import BatchPublisher
-from event_plane.schema import Batch, EventRecord, EventType, Namespace
-from event_plane.transport import Message, Publisher, ResendEnd, Subscriber
+from event_plane.transport import Message, Publisher, Received, ResendEnd, Subscriber
 from event_plane.wire import decode
-from tests.ports import free_ports
-
-PRODUCER = 7
-PATIENCE_S = 30.0
-Place = tuple[str, str | None]
-PublishAt = Callable[..., BatchPublisher]
-Subscribe = Callable[[], Subscriber]
-
-
-def stores(*blocks: int) -> list[EventRecord]:
-    return [EventRecord(EventType.STORE, 1, block, Namespace(model="m"), "gpu:0") for block in blocks]
-
-
-def blocks_of(batches: list[Batch]) -> list[int]:
-    return [int(block) for batch in batches for block in batch.records["sequence_hash_lo"]]
-
-
-@pytest.fixture(params=["zmq+tcp", "zmq+ipc", "memory"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """URL and resend URL."""
-    events, resends = free_ports(2)
-    places: dict[str, Place] = {
-        "zmq+tcp": (f"zmq+tcp://127.0.0.1:{events}", f"zmq+tcp://127.0.0.1:{resends}"),
-        "zmq+ipc": (f"zmq+ipc://{tmp_path}/events", None),
-        "memory": (f"memory://contract-{events}", None),
-    }
-    return places[str(request.param)]
-
-
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def publish_at(opened: ExitStack, place: Place) -> PublishAt:
-    def publish_at(**options: Any) -> BatchPublisher:
-        return opened.enter_context(closing(open_publisher(*place, producer=PRODUCER, epoch=3, **options)))
-
-    return publish_at
-
-
-@pytest.fixture
-def subscribe(opened: ExitStack, place: Place) -> Subscribe:
-    return lambda: opened.enter_context(closing(open_subscriber("engine", *place)))
-
-
-def receive_until(
-    subscriber: Subscriber, done: Callable[[list[Message | ResendEnd]], bool]
-) -> list[Message | ResendEnd]:
-    """Everything that comes until `done`; fails the test after a long time."""
-    received: list[Message | ResendEnd] = []
-    deadline = time.monotonic() + PATIENCE_S
-    while not done(received):
-        assert time.monotonic() < deadline, f"only {len(received)} messages came"
-        poller = zmq.Poller()
-        for pollable in subscriber.pollables():
-            poller.register(pollable, zmq.POLLIN)
-        poller.poll(100)
-        received += subscriber.receive(16)
-    return received
-
-
-def resend(subscriber: Subscriber, from_sequence: int, token: int = 1) -> list[Batch]:
-    """What one resend brings, up to its end."""
-    assert subscriber.ask_resend(from_sequence, token)
-    received = receive_until(subscriber, lambda got: ResendEnd("engine", token) in got)
-    return [decode(each.payload) for each in received if isinstance(each, Message)]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def attach_live(publisher: BatchPublisher, subscriber: Subscriber) -> int:
-    """Publish until the subscription stands. Returns the sequence of the first batch that came live."""
-    received: list[Message | ResendEnd] = []
-    deadline = time.monotonic() + PATIENCE_S
-    while not received:
-        assert time.monotonic() < deadline
-        publisher.publish(stores(1), flush=True)
-        time.sleep(0.01)
-        received = subscriber.receive(1)
-    assert isinstance(received[0], Message)
-    return received[0].transport_sequence
+from tests.contract.transports import (
+    PATIENCE_S,
+    PRODUCER,
+    Place,
+    PublishAt,
+    Subscribe,
+    attach_live,
+    blocks_of,
+    receive_until,
+    resend,
+    stores,
+    wait_for,
+)
 
 
 def test_live_batches_come_in_order_and_undamaged(publish_at: PublishAt, subscribe: Subscribe) -> None:
@@ -331,7 +248,7 @@ def test_receive_brings_no_more_than_asked_for(publish_at: PublishAt, subscribe:
     publish_at(flush_events=1).publish(stores(*range(1, 30)), flush=True)
     subscriber = subscribe()
     subscriber.ask_resend(0, 1)
-    got: list[Message | ResendEnd] = []
+    got: list[Received] = []
 
     def receive_some() -> bool:
         some = subscriber.receive(3)
