@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 ARGS ?=
 
-.PHONY: help demo test soak lint test-wheel clean
+.PHONY: help demo test soak soak-plane fuzz lint test-wheel clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -20,6 +20,12 @@ test: .venv/.test ## Run all tests.
 
 soak: .venv/.test ## Kill demos thirty times at random moments and verify after each; takes minutes.
 	$(BIN)/python -m tests.crash.killed_demo $(ARGS)
+
+soak-plane: .venv/.test ## Disturb the event plane at random for longer than the tests do; takes minutes.
+	KVADVISOR_FAULT_EXAMPLES=200 $(BIN)/python -m pytest --timeout 0 tests/property/test_fault_proxy.py $(ARGS)
+
+fuzz: .venv/.fuzz ## Fuzz every decoder for a minute each; ARGS names targets and --seconds.
+	$(BIN)/python -m tests.fuzz.run $(ARGS)
 
 lint: .venv/.test ## Check style, types and the rooms' import arrows.
 	$(BIN)/ruff check
@@ -51,3 +57,7 @@ $(BIN)/python:
 	@echo "Compiling the index's kernels; once, about half a minute."
 	@$(BIN)/kvadvisor warm
 	@touch .venv/.run $@
+
+.venv/.fuzz: .venv/.test
+	@$(PIP) -e '.[fuzz]'
+	@touch $@

@@ -89,8 +89,11 @@ def encode_control(control: Control) -> bytes:
 
 
 def decode_control(payload: bytes) -> Control:
-    """Raises `msgspec.DecodeError` on bytes that are no control entry."""
-    return _DECODER.decode(payload)
+    """Raises `msgspec.DecodeError`, and nothing else, on bytes that are no control entry."""
+    try:
+        return _DECODER.decode(payload)
+    except RecursionError as error:
+        raise msgspec.DecodeError(f"values are nested too deep in {len(payload)} bytes: {error}") from error
 
 
 _KINDS: dict[type, EntryKind] = {

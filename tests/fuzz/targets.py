@@ -1,0 +1,126 @@
+"""What is fuzzed: each target takes any bytes and passes; it raises where the property is broken.
+
+The property is the same everywhere: a valid result within the limits, or the one documented error. Memory is bounded by
+the runner (`tests/fuzz/run.py`), and by `test_fuzz_seeds.py` for lengths that lie.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from event_plane.dialects.known import DIALECTS, Detector, open_dialect
+
+from advisor.entries import decode_control, encode_control
+from event_plane import wire
+from event_plane.errors import DialectError, RecordingError, WireError
+from event_plane.recording import capture_dialect, detect_format, read_capture, read_trace
+from event_plane.schema import RECORD_COUNT_MAX, Batch
+from event_plane.transport import Message
+from tests.fuzz import seeds
+from tests.fuzz.mutations import Mutate, mutate_batch, mutate_bytes, mutate_either, mutate_frames, mutate_messagepack
+
+
+@dataclass(frozen=True)
+class Target:
+    """`check` raises where the property is broken; `seeds` are valid inputs; `mutate` keeps most of their structure."""
+
+    check: Callable[[bytes], None]
+    seeds: Callable[[], list[bytes]]
+    mutate: Mutate
+
+
+def check_wire(raw: bytes) -> None:
+    """What decodes can be encoded again, to the same batch."""
+    try:
+        batch = wire.decode(raw)
+    except WireError:
+        return
+    _check_batch(batch)
+
+
+def check_dialect(name: str, raw: bytes) -> None:
+    """A foreign message is read into a batch that our own format can carry."""
+    dialect = open_dialect(name, namespace=seeds.NAMESPACE)
+    message = Message("fuzzed", b"kv-events", 3, raw)
+    Detector().detect(message)
+    try:
+        sequence = dialect.origin(message).sequence
+        batch, skipped = dialect.decode(raw, producer=1, epoch=2, sequence=sequence)
+    except DialectError as error:
+        assert "\n" not in str(error)  # noqa: PT017 -- it goes into one line of a log
+        return
+    assert (batch.producer, batch.epoch, batch.sequence) == (1, 2, sequence)
+    assert all(count > 0 and len(reason) < 100 for reason, count in skipped.items())
+    _check_batch(batch)
+
+
+def check_capture(raw: bytes) -> None:
+    with _as_file(raw) as path:
+        try:
+            if detect_format(path) == "capture":
+                capture_dialect(path)
+                for frames in read_capture(path):
+                    assert sum(map(len, frames)) <= len(raw)
+        except RecordingError as error:
+            assert str(path) in str(error)  # noqa: PT017
+
+
+def check_trace(raw: bytes) -> None:
+    with _as_file(raw) as path:
+        try:
+            for request in read_trace(path):
+                assert request.input_tokens >= 0
+        except RecordingError as error:
+            assert str(path) in str(error)  # noqa: PT017
+
+
+def check_control(raw: bytes) -> None:
+    """An entry of the log that is no batch."""
+    try:
+        control = decode_control(raw)
+    except msgspec.DecodeError:
+        return
+    assert encode_control(decode_control(encode_control(control))) == encode_control(control)
+
+
+def _check_batch(batch: Batch) -> None:
+    assert len(batch.records) <= RECORD_COUNT_MAX
+    encoded = wire.encode(batch)
+    assert wire.encode(wire.decode(encoded)) == encoded
+    assert all(0 <= each < 1 << 64 for each in batch.namespace_ids)
+
+
+@contextmanager
+def _as_file(raw: bytes) -> Iterator[Path]:
+    """`raw` as a file in memory."""
+    descriptor = os.memfd_create("fuzzed")
+    try:
+        os.write(descriptor, raw)
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+_DIALECT_SEEDS: Final[dict[str, Callable[[], list[bytes]]]] = {
+    "vllm": seeds.vllm,
+    "sglang": seeds.sglang,
+    "trtllm": seeds.trtllm,
+    "dynamo": seeds.dynamo,
+    "dynamo-kvbm": seeds.dynamo_kvbm,
+    "mooncake": seeds.mooncake,
+}
+
+TARGETS: Final[dict[str, Target]] = {
+    "wire": Target(check_wire, seeds.our_batches, mutate_batch),
+    **{name: Target(partial(check_dialect, name), _DIALECT_SEEDS[name], mutate_either) for name in DIALECTS},
+    "capture": Target(check_capture, seeds.capture, mutate_frames),
+    "trace": Target(check_trace, seeds.trace, mutate_bytes),
+    "control": Target(check_control, seeds.controls, mutate_messagepack),
+}
