@@ -10,14 +10,16 @@ import gzip
 import itertools
 import struct
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, Literal, cast
+from types import TracebackType
+from typing import Annotated, Any, BinaryIO, Final, Literal, Self, cast
 
 import msgspec
 
 from event_plane.errors import RecordingError
+from event_plane.part_file import PartFile
 from event_plane.wire import BATCH_BYTES_MAX, is_batch
 
 Format = Literal["capture", "trace"]
@@ -25,6 +27,7 @@ Dialect = Literal["kvadvisor", "vllm"]
 
 FRAMES_MAX: Final = 16
 FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX
+_WRITTEN_AT_ONCE_BYTES: Final = 1 << 20
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 TIMESTAMP_MS_MAX: Final = 10**14
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -87,6 +90,73 @@ def read_capture(path: Path) -> Generator[list[bytes], None, None]:
                 at += _U32.size + length
             yield frames
             offset = at
+
+
+class CaptureRecorder:
+    """Writes one capture. Not thread-safe. `path` appears, replacing what had its name, when `close` returns.
+
+    Until then it is `part_of(path)`, a capture as well, whole up to the last `flush`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises `RecordingError` where the file cannot be made."""
+        self.path = path
+        self.messages = 0
+        self._part = PartFile(path, buffering=0)
+        self._waiting = bytearray()
+        self._waiting_messages = 0
+        self._end = 0
+        self._closed = False
+
+    def write(self, frames: Sequence[bytes]) -> None:
+        """Take one message. Raises `RecordingError` for a full disk: the file is closed then, and keeps what was
+        flushed."""
+        self._waiting += _U32.pack(len(frames))
+        for frame in frames:
+            self._waiting += _U32.pack(len(frame)) + frame
+        self._waiting_messages += 1
+        if len(self._waiting) >= _WRITTEN_AT_ONCE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what waits to the operating system. Raises as `write` does."""
+        try:
+            with memoryview(self._waiting) as waiting:
+                written = 0
+                while written < len(waiting):
+                    written += self._part.file.write(waiting[written:])
+        except OSError as error:
+            raise self._cut(error) from error
+        self._end += len(self._waiting)
+        self.messages += self._waiting_messages
+        self._waiting = bytearray()
+        self._waiting_messages = 0
+
+    def close(self) -> None:
+        """Flush; the file has its name and is durable when it returns. Idempotent. Raises as `write` does."""
+        if not self._closed:
+            self.flush()
+            self._closed = True
+            self._part.finish(self._end)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _cut(self, error: OSError) -> RecordingError:
+        self._closed = True
+        if not self.messages:
+            self._part.discard()
+            return self._part.unwritable(error)
+        self._part.finish(self._end)
+        return RecordingError(
+            f"{self.path} holds the first {self.messages:,} messages and no more ({error.strerror}): free space, or"
+            " record to another disk"
+        )
 
 
 def capture_dialect(path: Path) -> Dialect:
