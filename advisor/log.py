@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,12 @@ import msgspec
 from sqlalchemy import Connection, Row, Select, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from advisor.entries import EntryKind, EventLog, LogEntry, NewEntry, decode_control
+from advisor.entries import EntryKind, EventLog, LogEntry, LogStat, NewEntry, decode_control
 from advisor.errors import LogError
-from advisor.log_database import database_path, explained, is_failure_of, open_reader, open_writer
-from advisor.log_lock import WriterLock
+from advisor.log_database import Database, SqliteDatabase, database_path
+from advisor.log_faults import explained
+from advisor.log_postgres import PostgresDatabase, is_postgres
+from advisor.open_reads import OpenReads
 from advisor.tables import entries, terms
 from event_plane import wire
 from event_plane.errors import WireError
@@ -24,6 +24,8 @@ from event_plane.schema import Batch
 PAGE_ENTRIES_MAX = 1_024
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 """A page of `SqlLog.read` ends after this many entries or payload bytes, and with it the transaction."""
+FETCH_ROWS = 64
+"""Rows that PostgreSQL sends ahead within a page."""
 
 _INSERT = insert(entries)
 _BATCH = (entries.c.producer, entries.c.epoch, entries.c.sequence)
@@ -45,7 +47,7 @@ def to_entry(row: Row[Any]) -> LogEntry:
 
 
 def read_decoded(
-    log: EventLog, path: Path, from_position: int = 1
+    log: EventLog, place: str | Path, from_position: int = 1
 ) -> Iterator[tuple[LogEntry, Batch | None]]:
     """Entries in order, each with its batch if it is one. Raises `LogError` naming an entry that is damaged."""
     for entry in log.read(from_position):
@@ -57,47 +59,50 @@ def read_decoded(
                 decode_control(entry.payload)
         except (WireError, msgspec.MsgspecError) as error:
             raise LogError(
-                f"entry {entry.position} of {path} is damaged ({error}): restore a copy of the log, or start with "
+                f"entry {entry.position} of {place} is damaged ({error}): restore a copy of the log, or start with "
                 "another directory"
             ) from error
         yield entry, batch
 
 
-class SqlLog:
-    """`advisor.entries.EventLog` on an SQLite file, named by path or `sqlite:///` URL.
+def pruned_under_reader(place: object, wanted: int, first: int) -> LogError:
+    """What a read ends with whose next entry is gone; reads of one process hold theirs, so another one pruned."""
+    gone = f"entries {wanted}–{first - 1} of {place}"
+    return LogError(f"{gone} were dropped while they were read: read again from {first}")
 
-    For writing it makes the file and its folder if absent, brings the schema up to date and holds `<file>.lock`, so
-    that a second writer is refused. `append` and `next_term` belong to one thread; `read` and `last_position` may be
-    called from any. With `read_only` it takes no lock and changes neither the file nor a WAL that a killed writer
-    left behind. Every method raises `LogError`.
+
+class SqlLog:
+    """`advisor.entries.EventLog` on SQLite, named by path or `sqlite:///` URL, or on PostgreSQL.
+
+    For writing it makes an SQLite file and its folder if absent, brings the schema up to date and holds a lock, so
+    that a second writer is refused. `append` and `next_term` belong to one thread, all else may be called from any.
+    With `read_only` it takes no lock and changes neither the file nor a WAL that a killed writer left behind. Every
+    method raises `LogError`.
     """
 
-    def __init__(self, url_or_path: str | Path, *, read_only: bool = False) -> None:
-        self.path = database_path(url_or_path)
-        self._lock: WriterLock | None = None
-        self._writer: Connection | None = None
+    def __init__(
+        self, url_or_path: str | Path, *, password_file: Path | None = None, read_only: bool = False
+    ) -> None:
+        self._database: Database
+        if is_postgres(str(url_or_path)):
+            self._database = PostgresDatabase(str(url_or_path), password_file, read_only=read_only)
+        else:
+            self._database = SqliteDatabase(database_path(url_or_path), read_only=read_only)
+        self.name = self._database.name
+        self._reads = OpenReads()
         self._failed = False
-        if read_only:
-            self._engine = open_reader(self.path)
-            return
-        _make_folder(self.path.parent)
-        self._lock = WriterLock(self.path)
-        try:
-            self._engine = open_writer(self.path)
-            _sync_folder(self.path.parent)
-            with explained(self.path, "open"):
-                self._writer = self._engine.connect()
-            self._last_position = self._stored_last_position()
-        except BaseException:
-            self._lock.release()
-            raise
+        self._closed = False
+        self._last_position = 0
+        if not read_only:
+            try:
+                self._last_position = self._stored_last_position()
+            except BaseException:
+                self._database.close()
+                raise
 
     def append(self, new: Sequence[NewEntry], recorded_us: int) -> int:
-        """All or nothing, in one transaction; durable when it returns. Returns the first entry's position.
-
-        A disk that failed to sync is not asked again: what it holds is known only after a restart.
-        """
-        writer = self._require_writer()
+        """All or nothing, in one transaction; durable when it returns. Returns the first entry's position."""
+        self._require_writer()
         first = self._last_position + 1
         if not new:
             return first
@@ -115,108 +120,131 @@ class SqlLog:
             }
             for position, entry in enumerate(new, first)
         ]
+
+        def add(connection: Connection) -> None:
+            self._database.make_room(connection, first + len(new) - 1)
+            connection.execute(_INSERT, rows)
+
         try:
-            with explained(self.path, "append to"), writer.begin():
-                writer.execute(_INSERT, rows)
+            with explained(self.name, "append to"):
+                self._database.write(add)
         except LogError as error:
             if isinstance(error.__cause__, IntegrityError):
                 raise LogError(self._conflict(new, first)) from error
-            self._failed = is_failure_of(error, sqlite3.SQLITE_IOERR)
+            self._failed = self._database.is_broken_by(error)
             raise
         self._last_position += len(new)
         return first
 
     def read(self, from_position: int = 1, to_position: int | None = None) -> Iterator[LogEntry]:
         """Entries in order. Each page is one short transaction: an open reader keeps the WAL from being cut."""
-        position = from_position
-        while page := self._page(position, to_position):
-            yield from page
-            position = page[-1].position + 1
+        with self._reads.open(from_position) as under_way:
+            while page := self._page(under_way.position, to_position):
+                if page[0].position > under_way.position > from_position:
+                    raise pruned_under_reader(self.name, under_way.position, page[0].position)
+                for entry in page:
+                    under_way.position = entry.position
+                    yield entry
+                under_way.position += 1
+
+    def first_position(self) -> int:
+        """Of the oldest entry kept; 1 when nothing was ever appended."""
+        with explained(self.name, "read"):
+            return int(self._database.read(lambda c: c.scalar(select(func.min(entries.c.position)))) or 1)
 
     def last_position(self) -> int:
         """0 when empty. Read-only, it sees what another process has appended since."""
-        return self._last_position if self._writer is not None else self._stored_last_position()
+        return self._last_position if self._database.writable else self._stored_last_position()
+
+    def prune(self, through: int) -> int:
+        """SQLite drops exactly up to `through`, in steps; its file never shrinks. PostgreSQL drops whole partitions."""
+        self._require_writer()
+        before = self.first_position()
+        wanted = self._reads.spare(min(through, self._last_position - 1))
+        if wanted < before:
+            return 0
+        with explained(self.name, "prune"):
+            self._database.prune(wanted)
+        return self.first_position() - before
+
+    def stat(self) -> LogStat:
+        with explained(self.name, "read"):
+            return self._database.read(self._stat)
+
+    def _stat(self, connection: Connection) -> LogStat:
+        ends = select(func.min(entries.c.position), func.max(entries.c.position))
+        first, last = connection.execute(ends).one()
+        recorded = select(entries.c.recorded_us)
+        return LogStat(
+            first_position=first or 1,
+            last_position=last or 0,
+            stored_bytes=self._database.stored_bytes(connection),
+            first_recorded_us=connection.scalar(recorded.where(entries.c.position == first)) or 0,
+            last_recorded_us=connection.scalar(recorded.where(entries.c.position == last)) or 0,
+        )
 
     def next_term(self, started_us: int, host: str, pid: int, version: str) -> int:
-        writer = self._require_writer()
-        with explained(self.path, "append to"), writer.begin():
-            result = writer.execute(
-                insert(terms).values(started_us=started_us, host=host, pid=pid, version=version)
-            )
-            key = result.inserted_primary_key
+        self._require_writer()
+        row = insert(terms).values(started_us=started_us, host=host, pid=pid, version=version)
+        with explained(self.name, "append to"):
+            key = self._database.write(lambda connection: connection.execute(row).inserted_primary_key)
         assert key is not None
         return int(key[0])
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        self._engine.dispose()
-        if self._lock is not None:
-            self._lock.release()
+        self._closed = True
+        self._database.close()
 
-    def _require_writer(self) -> Connection:
-        if self._writer is None:
-            raise LogError(f"{self.path} is not open for writing: open it without read_only, and before close")
+    def _require_writer(self) -> None:
+        if self._closed or not self._database.writable:
+            raise LogError(f"{self.name} is not open for writing: open it without read_only, and before close")
         if self._failed:
-            raise LogError(f"{self.path} is not written to after its disk failed: check it, then start again")
-        return self._writer
+            raise LogError(f"{self.name} is not written to after it failed: check disk or server, then start again")
 
     def _page(self, from_position: int, to_position: int | None) -> list[LogEntry]:
         statement = _page_statement(from_position, to_position)
-        page: list[LogEntry] = []
-        payload_bytes = 0
-        with explained(self.path, "read"), self._engine.connect() as connection:
-            for row in connection.execute(statement):
-                page.append(to_entry(row))
-                payload_bytes += len(row.payload)
-                if payload_bytes >= PAGE_BYTES_MAX:
-                    break
-        return page
+
+        def fetch(connection: Connection) -> list[LogEntry]:
+            page: list[LogEntry] = []
+            payload_bytes = 0
+            with connection.execute(statement) as rows:
+                for row in rows:
+                    page.append(to_entry(row))
+                    payload_bytes += len(row.payload)
+                    if payload_bytes >= PAGE_BYTES_MAX:
+                        break
+            return page
+
+        with explained(self.name, "read"):
+            return self._database.read(fetch)
 
     def _stored_last_position(self) -> int:
-        with explained(self.path, "read"), self._engine.connect() as connection:
-            return int(connection.scalar(select(func.coalesce(func.max(entries.c.position), 0))) or 0)
+        with explained(self.name, "read"):
+            return int(self._database.read(lambda c: c.scalar(select(func.max(entries.c.position)))) or 0)
 
     def _conflict(self, new: Sequence[NewEntry], first: int) -> str:
         seen: set[tuple[int | None, int | None, int | None]] = set()
-        with explained(self.path, "read"), self._engine.connect() as connection:
-            for entry in new:
-                if entry.producer is None:
-                    continue
-                key = (entry.producer, entry.epoch, entry.sequence)
-                where = [column == value for column, value in zip(_BATCH, key, strict=True)]
-                position = connection.scalar(select(entries.c.position).where(*where))
-                if position is not None or key in seen:
-                    place = "twice in one append" if position is None else f"already at position {position}"
-                    return (
-                        f"batch {entry.sequence} of producer {entry.producer:016x}, epoch {entry.epoch}, is {place} "
-                        f"of {self.path}: drop duplicates before appending; nothing was written"
-                    )
-                seen.add(key)
-        return f"position {first} of {self.path} is taken: something else writes to it without the lock; stop that"
+        for entry in new:
+            if entry.producer is None:
+                continue
+            key = (entry.producer, entry.epoch, entry.sequence)
+            where = [column == value for column, value in zip(_BATCH, key, strict=True)]
+            lookup = select(entries.c.position).where(*where)
+            with explained(self.name, "read"):
+                position = self._database.read(lambda connection, lookup=lookup: connection.scalar(lookup))  # type: ignore[misc]
+            if position is not None or key in seen:
+                place = "twice in one append" if position is None else f"already at position {position}"
+                return (
+                    f"batch {entry.sequence} of producer {entry.producer:016x}, epoch {entry.epoch}, is {place} "
+                    f"of {self.name}: drop duplicates before appending; nothing was written"
+                )
+            seen.add(key)
+        return f"position {first} of {self.name} is taken: something else writes to it without the lock; stop that"
 
 
 def _page_statement(from_position: int, to_position: int | None) -> Select[Any]:
     statement = select(entries).where(entries.c.position >= from_position)
     if to_position is not None:
         statement = statement.where(entries.c.position <= to_position)
-    return statement.order_by(entries.c.position).limit(PAGE_ENTRIES_MAX)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LogError(f"{folder} cannot be made ({error.strerror}): choose another directory") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the file's name as durable as its content."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        raise LogError(f"{folder} cannot be synced ({error.strerror}): check its disk") from error
-    finally:
-        os.close(descriptor)
+    statement = statement.order_by(entries.c.position).limit(PAGE_ENTRIES_MAX)
+    return statement.execution_options(stream_results=True, max_row_buffer=FETCH_ROWS)

@@ -1,21 +1,32 @@
-"""The log's SQLite file: where it lies, how it is opened, its schema, and what its errors mean."""
+"""The log's SQLite file: where it lies, how it is opened, read, written and cut."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url
-from sqlalchemy.exc import ArgumentError, StatementError
+from sqlalchemy import URL, Connection, Engine, create_engine, delete, event, func, inspect, make_url, select, text
+from sqlalchemy.exc import ArgumentError
 
 from advisor.errors import LogError
+from advisor.log_faults import explained, is_failure_of
+from advisor.log_lock import WriterLock
+from advisor.log_schema import migrate, require_current
+from advisor.tables import entries
+from advisor.turnstile import Turnstile
+
+Answer = TypeVar("Answer")
+
+PRUNE_ENTRIES = 256
+"""Deleted in one transaction: a writer beside it waits for no more."""
+SIZE = text(
+    "SELECT (page_count - freelist_count) * page_size"
+    " FROM pragma_page_count(), pragma_freelist_count(), pragma_page_size()"
+)
+"""Bytes of the pages in use. The file itself never shrinks."""
 
 # reference/ingest.md; the page size holds only if it is set before WAL is.
 _WRITER_PRAGMAS = (
@@ -28,16 +39,36 @@ _WRITER_PRAGMAS = (
 )
 _READER_PRAGMAS = ("query_only = ON", "cache_size = -32768")
 
-_MEANINGS = {
-    sqlite3.SQLITE_FULL: "the disk is full: free space there or choose another directory, then start again",
-    sqlite3.SQLITE_IOERR: "the disk failed: check it, then start again, which recovers all that was acknowledged",
-    sqlite3.SQLITE_NOTADB: "the file is no SQLite database: move it away or choose another directory",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged: restore a copy of it or start with another directory",
-    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: check that it exists and that its folder can be written to",
-    sqlite3.SQLITE_READONLY: "the file may not be written: check its permissions and its file system's",
-    sqlite3.SQLITE_PERM: "the file may not be used: check its permissions",
-    sqlite3.SQLITE_BUSY: "another program holds it: close that one",
-}
+_FORMS = "write sqlite:///PATH or postgresql://user@host:port/database"
+
+
+class Database(Protocol):
+    """What a `SqlLog` asks of the database below it. Its errors are the driver's: `log_faults` explains them."""
+
+    name: str
+    """For people: a path or a URL without password."""
+    writable: bool
+
+    def read(self, question: Callable[[Connection], Answer]) -> Answer:
+        """One short transaction. From any thread."""
+
+    def write(self, change: Callable[[Connection], Answer]) -> Answer:
+        """One transaction of the only writer, durable when it returns."""
+
+    def make_room(self, connection: Connection, through: int) -> None:
+        """Before entries up to position `through` are inserted, in their transaction."""
+
+    def prune(self, through: int) -> None:
+        """Drop entries up to `through`, or fewer. From any thread."""
+
+    def stored_bytes(self, connection: Connection) -> int:
+        """What the kept entries take on disk, with their indexes."""
+
+    def is_broken_by(self, error: LogError) -> bool:
+        """Whether nothing may be written any more after this."""
+
+    def close(self) -> None:
+        """Idempotent."""
 
 
 def database_path(url_or_path: str | Path) -> Path:
@@ -48,11 +79,9 @@ def database_path(url_or_path: str | Path) -> Path:
     try:
         url = make_url(text)
     except ArgumentError as error:
-        raise LogError(f"{text!r} is no database URL: write sqlite:///PATH") from error
+        raise LogError(f"{text!r} is no database URL: {_FORMS}") from error
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
-        raise LogError(
-            f"a log at {url.render_as_string()} is not possible: write sqlite:///PATH; PostgreSQL comes with issue 3"
-        )
+        raise LogError(f"a log at {url.render_as_string()} is not possible: {_FORMS}")
     return Path(url.database).absolute()
 
 
@@ -67,18 +96,71 @@ def reader_url(path: Path, driver: str = "sqlite") -> URL:
     return URL.create(driver, database=path.absolute().as_uri(), query={"mode": "ro", "uri": "true"})
 
 
-@contextmanager
-def explained(path: Path, doing: str) -> Iterator[None]:
-    """Turns what the database raises inside into one `LogError`: what, where, and what to do."""
-    try:
-        yield
-    except (StatementError, sqlite3.Error, ValueError) as error:
-        raise LogError(f"cannot {doing} {path}: {_meaning(error)}") from error
+class SqliteDatabase:
+    """`Database` on a file. Writing, it holds `<file>.lock`, makes the file and brings its schema up to date."""
 
+    def __init__(self, path: Path, *, read_only: bool) -> None:
+        self.name = str(path)
+        self.writable = not read_only
+        self._lock: WriterLock | None = None
+        self._writer: Connection | None = None
+        self._writing = Turnstile()
+        """Held for one transaction: by the writer, and between its own by who prunes."""
+        if read_only:
+            self._engine = open_reader(path)
+            return
+        make_folder(path.parent)
+        self._lock = WriterLock(path)
+        try:
+            self._engine = open_writer(path)
+            sync_folder(path.parent)
+            with explained(path, "open"):
+                self._writer = self._engine.connect()
+        except BaseException:
+            self._lock.release()
+            raise
 
-def is_failure_of(error: BaseException | None, primary_code: int) -> bool:
-    """Whether SQLite's own error behind `error` has this primary result code."""
-    return _primary_code(error) == primary_code
+    def read(self, question: Callable[[Connection], Answer]) -> Answer:
+        with self._engine.connect() as connection:
+            return question(connection)
+
+    def write(self, change: Callable[[Connection], Answer]) -> Answer:
+        assert self._writer is not None
+        with self._writing, self._writer.begin():
+            return change(self._writer)
+
+    def make_room(self, connection: Connection, through: int) -> None:
+        """A file takes what comes."""
+
+    def prune(self, through: int) -> None:
+        """Row by row, in steps; their pages are used again."""
+        done = False
+        while not done:
+            done = self.write(lambda connection: self._prune_step(connection, through))
+
+    def _prune_step(self, connection: Connection, through: int) -> bool:
+        """Whether nothing is left to drop."""
+        first = connection.scalar(select(func.min(entries.c.position)))
+        if first is None or first > through:
+            return True
+        connection.execute(delete(entries).where(entries.c.position <= min(through, first + PRUNE_ENTRIES - 1)))
+        return False
+
+    def stored_bytes(self, connection: Connection) -> int:
+        return int(connection.scalar(SIZE) or 0)
+
+    def is_broken_by(self, error: LogError) -> bool:
+        """A disk that failed to sync is not asked again: what it holds is known only after a restart."""
+        return is_failure_of(error, sqlite3.SQLITE_IOERR)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            with self._writing:
+                self._writer.close()
+            self._writer = None
+        self._engine.dispose()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def open_writer(path: Path) -> Engine:
@@ -87,7 +169,7 @@ def open_writer(path: Path) -> Engine:
     _prepare(engine, _WRITER_PRAGMAS)
     try:
         with explained(path, "open"), engine.begin() as connection:
-            _migrate(connection, path)
+            migrate(connection, path)
     except BaseException:
         engine.dispose()
         raise
@@ -101,7 +183,7 @@ def open_reader(path: Path) -> Engine:
     _prepare(engine, _READER_PRAGMAS)
     try:
         with explained(path, "open"), engine.connect() as connection:
-            _require_current(connection, path)
+            require_current(connection, path)
     except BaseException:
         engine.dispose()
         raise
@@ -119,6 +201,25 @@ def is_begun(path: Path) -> bool:
         engine.dispose()
 
 
+def make_folder(folder: Path) -> None:
+    """Raises `LogError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LogError(f"{folder} cannot be made ({error.strerror}): choose another directory") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in it as durable as their files' content. Raises `LogError`."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise LogError(f"{folder} cannot be synced ({error.strerror}): check its disk") from error
+    finally:
+        os.close(descriptor)
+
+
 def _prepare(engine: Engine, pragmas: tuple[str, ...]) -> None:
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: object) -> None:
@@ -130,61 +231,3 @@ def _prepare(engine: Engine, pragmas: tuple[str, ...]) -> None:
     @event.listens_for(engine, "begin")
     def begun(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN")
-
-
-def _alembic() -> Config:
-    config = Config()
-    config.set_main_option("script_location", "advisor:migrations")
-    config.set_main_option("path_separator", "os")
-    return config
-
-
-def _migrate(connection: Connection, path: Path) -> None:
-    config = _alembic()
-    scripts = ScriptDirectory.from_config(config)
-    found = MigrationContext.configure(connection).get_current_revision()
-    if found is None and inspect(connection).get_table_names():
-        raise LogError(f"{path} is another program's database: move it away or choose another directory")
-    _refuse_newer(found, scripts, path)
-    if found != scripts.get_current_head():
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-
-
-def _require_current(connection: Connection, path: Path) -> None:
-    scripts = ScriptDirectory.from_config(_alembic())
-    found = MigrationContext.configure(connection).get_current_revision()
-    if found is None:
-        raise LogError(f"{path} holds no log: check the directory")
-    _refuse_newer(found, scripts, path)
-    if found != scripts.get_current_head():
-        raise LogError(
-            f"{path} has schema {found}, older than this version's {scripts.get_current_head()}: "
-            "start `kvadvisor serve` on it once, which brings it up to date"
-        )
-
-
-def _refuse_newer(found: str | None, scripts: ScriptDirectory, path: Path) -> None:
-    known = {script.revision for script in scripts.walk_revisions()}
-    if found is not None and found not in known:
-        raise LogError(
-            f"{path} has schema {found}, made by a newer kvadvisor than this one, which knows up to "
-            f"{scripts.get_current_head()}: install that version again or choose another directory"
-        )
-
-
-def _primary_code(error: BaseException | None) -> int | None:
-    while error is not None:
-        if isinstance(error, sqlite3.Error):
-            # Extended codes carry the primary one in their low byte. Errors of the driver itself have none.
-            code = getattr(error, "sqlite_errorcode", None)
-            return None if code is None else code & 0xFF
-        error = error.orig if isinstance(error, StatementError) else error.__cause__
-    return None
-
-
-def _meaning(error: Exception) -> str:
-    code = _primary_code(error)
-    if code in _MEANINGS:
-        return _MEANINGS[code]
-    return str(error.orig if isinstance(error, StatementError) else error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Dialect,
     Index,
@@ -60,7 +61,10 @@ entries = Table(
     UniqueConstraint("producer", "epoch", "sequence", name="entries_batch"),
     Index("entries_kind", "kind", "position"),
 )
-"""One row a log entry. `producer`, `epoch` and `sequence` are NULL for all but batches, and NULLs are never equal."""
+"""One row a log entry. `producer`, `epoch` and `sequence` are NULL for all but batches, and NULLs are never equal.
+
+On PostgreSQL `entries` is partitioned by position, and `entries_batch` is an index of each partition.
+"""
 
 terms = Table(
     "terms",
@@ -73,3 +77,16 @@ terms = Table(
     sqlite_autoincrement=True,
 )
 """One row a start of the advisor. A term is never given twice."""
+
+segments = Table(
+    "segments",
+    metadata,
+    Column("first_position", _ROW_ID, primary_key=True, autoincrement=False),
+    Column("last_position", BigInteger, nullable=False),
+    Column("raw_bytes", BigInteger, nullable=False),
+    Column("stored_bytes", BigInteger, nullable=False),
+    Column("first_recorded_us", BigInteger, nullable=False),
+    Column("last_recorded_us", BigInteger, nullable=False),
+    Column("sealed", Boolean, nullable=False),
+)
+"""One row a full segment file of a segment log, whose catalogue is a database with this schema and no `entries`."""
