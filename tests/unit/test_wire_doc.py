@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from event_plane.schema import RECORD_DTYPE, Batch, EventType, Namespace, producer_id
+from event_plane.batching import SNAPSHOT_CHUNK_RECORDS_MAX, Batcher, FlushRule
+from event_plane.schema import (
+    RECORD_DTYPE,
+    Batch,
+    BatchKind,
+    EventRecord,
+    EventType,
+    Namespace,
+    SnapshotRange,
+    producer_id,
+)
 from event_plane.wire import CRC_OFFSET, HEADER, decode, encode
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "wire-format.md"
@@ -29,10 +39,17 @@ def documented_fields(page: str, title: str) -> list[tuple[int, str, str]]:
     return [(int(offset), field, kind) for offset, field, kind in rows]
 
 
+def dumped(page: str, title: str) -> bytes:
+    """The bytes of a section's example; each line's offset is checked."""
+    dump = section(page, title).split("```hex\n", 1)[1].split("```", 1)[0]
+    lines = [line.split("  ", 1) for line in dump.splitlines()]
+    assert [int(offset, 16) for offset, _ in lines] == list(range(0, 16 * len(lines), 16))
+    return b"".join(bytes.fromhex(line) for _, line in lines)
+
+
 @pytest.fixture(scope="module")
 def example(page: str) -> bytes:
-    dump = section(page, "Example").split("```hex\n", 1)[1].split("```", 1)[0]
-    return b"".join(bytes.fromhex(line.split("  ", 1)[1]) for line in dump.splitlines())
+    return dumped(page, "Example: events")
 
 
 def test_record_table_is_the_record(page: str) -> None:
@@ -76,5 +93,52 @@ def test_example_decodes_to_what_the_page_says(example: bytes) -> None:
     assert batch.records["event_sequence"].tolist() == [10, 11]
 
 
-def test_example_is_canonical(example: bytes) -> None:
+def test_kinds_are_the_codes(page: str) -> None:
+    rows = re.findall(r"^\| (\d) \| ([a-z ]+) \|", section(page, "Kinds"), re.MULTILINE)
+    named = {int(number): name.replace(" ", "_").upper() for number, name in rows}
+    assert named == {kind.value: kind.name for kind in BatchKind}
+    assert f"at most {SNAPSHOT_CHUNK_RECORDS_MAX:,}" in section(page, "Kinds")
+
+
+def test_snapshot_begin_decodes_to_what_the_page_says(page: str) -> None:
+    batch = decode(dumped(page, "Example: a snapshot's beginning"))
+    assert (batch.producer, batch.epoch, batch.sequence) == (producer_id("engine-0"), 0x5EED, 40)
+    assert (batch.kind, batch.snapshot) == (BatchKind.SNAPSHOT_BEGIN, SnapshotRange(as_of=39))
+    assert (batch.first_event_sequence, len(batch.records)) == (512, 0)
+
+
+def test_heartbeat_decodes_to_what_the_page_says(page: str) -> None:
+    batch = decode(dumped(page, "Example: a heartbeat"))
+    assert (batch.kind, batch.sequence, batch.snapshot) == (BatchKind.HEARTBEAT, 42, None)
+    assert (batch.first_event_sequence, len(batch.records)) == (514, 0)
+
+
+def test_lost_decodes_to_what_the_page_says(page: str) -> None:
+    batch = decode(dumped(page, "Example: lost"))
+    assert (batch.kind, batch.sequence, batch.snapshot) == (BatchKind.LOST, 43, SnapshotRange(through=43))
+    assert batch.extra == ({"reason": "queue full"},)
+
+
+@pytest.mark.parametrize("title", ["events", "a snapshot's beginning", "a heartbeat", "lost"])
+def test_example_is_canonical(page: str, title: str) -> None:
+    example = dumped(page, f"Example: {title}")
     assert encode(decode(example)) == example
+
+
+def test_batcher_makes_the_examples(page: str) -> None:
+    """Numbers and ranges of the kinds without records are those that a publisher gives them."""
+    batcher = Batcher(FlushRule(512, 1_000_000), producer=producer_id("engine-0"), epoch=0x5EED)
+    for _ in range(40):
+        batcher.add([EventRecord(EventType.CLEAR, tier=0)], 0)
+        batcher.flush(0)
+    begin, end = batcher.snapshot([], 0)
+    (lost,) = batcher.lost("queue full", 0)
+    heartbeat = batcher.heartbeat(0)
+    assert heartbeat is not None
+    assert [(b.kind, b.sequence, b.snapshot) for b in (begin, end, lost, heartbeat)] == [
+        (BatchKind.SNAPSHOT_BEGIN, 40, SnapshotRange(as_of=39)),
+        (BatchKind.SNAPSHOT_END, 41, SnapshotRange(as_of=39)),
+        (BatchKind.LOST, 42, SnapshotRange(through=42)),
+        (BatchKind.HEARTBEAT, 42, None),
+    ]
+    assert lost.extra == decode(dumped(page, "Example: lost")).extra
