@@ -9,8 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Unpack
 
 from event_plane.errors import TransportError
-from event_plane.publishing import RESEND_END, Acknowledgement, Ask, BatchPublisher, Carrier, PublisherOptions, Reply
-from event_plane.transport import Message, ResendEnd, parse_url
+from event_plane.publishing import (
+    RESEND_END,
+    Acknowledgement,
+    Ask,
+    BatchPublisher,
+    Carrier,
+    PublisherOptions,
+    Reply,
+    Request,
+    SnapshotAsk,
+)
+from event_plane.transport import Connection, Message, Received, Reconnected, ResendEnd, WhenSlow, parse_url
+from event_plane.wire import BATCH_BYTES_MAX
 
 _RESENT_WAITING_MAX: Final = 256
 _REQUESTS_MAX: Final = 4096
@@ -27,7 +38,7 @@ class _Channel:
     changed: threading.Condition = field(default_factory=threading.Condition)
     publisher: _MemoryCarrier | None = None
     subscribers: list[MemorySubscriber] = field(default_factory=list)
-    requests: deque[Ask | Acknowledgement] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
+    requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
     resent: dict[bytes, tuple[MemorySubscriber, deque[_Delivery]]] = field(default_factory=dict)
     """By asker, until its resend ends: who asked and what waits for it."""
     asks_made: int = 0
@@ -43,10 +54,14 @@ def _attach(name: str, side: _MemoryCarrier | MemorySubscriber) -> _Channel:
         with channel.changed:
             if isinstance(side, MemorySubscriber):
                 channel.subscribers.append(side)
+                if channel.publisher is not None:
+                    side.publisher_came()
             elif channel.publisher is not None:
                 raise TransportError(f"cannot publish on memory://{name}: it is in use; choose another name")
             else:
                 channel.publisher = side
+                for subscriber in channel.subscribers:
+                    subscriber.publisher_came()
         return channel
 
 
@@ -64,13 +79,18 @@ def _detach(channel: _Channel, side: _MemoryCarrier | MemorySubscriber) -> None:
 class _MemoryCarrier:
     def __init__(self, name: str) -> None:
         self.malformed = 0
+        self.slow_reader_drops = 0
+        self.payload_bytes_max = BATCH_BYTES_MAX
         self._woken = False
         self._channel = _attach(name, self)
 
     def send(self, sequence: int, payload: bytes) -> None:
         with self._channel.changed:
-            for subscriber in self._channel.subscribers:
-                subscriber.deliver(sequence, payload)
+            taken = [subscriber.deliver(sequence, payload) for subscriber in self._channel.subscribers]
+            self.slow_reader_drops += not all(taken)
+
+    def send_heartbeat(self, sequence: int, payload: bytes) -> None:
+        self.send(sequence, payload)
 
     def resend(self, peer: bytes, sequence: int, payload: bytes) -> Reply:
         with self._channel.changed:
@@ -83,7 +103,7 @@ class _MemoryCarrier:
             subscriber.signal()
             return Reply.SENT
 
-    def wait(self, timeout_s: float | None) -> list[Ask | Acknowledgement]:
+    def wait(self, timeout_s: float | None) -> list[Request]:
         with self._channel.changed:
             self._channel.changed.wait_for(lambda: self._woken or self._channel.requests, timeout_s)
             self._woken = False
@@ -114,22 +134,43 @@ class MemoryPublisher(BatchPublisher):
 
 
 class MemorySubscriber:
-    """Receives what is published under one name. See `Subscriber`. Past `queue_batches` waiting, live ones are lost."""
+    """Receives what is published under one name. See `Subscriber`. Past `queue_batches` waiting, live ones are lost.
 
-    def __init__(self, source: str, url: str, *, queue_batches: int = 4096) -> None:
+    `when_slow` as `wait` lets acknowledgements hold the publisher back; `drop` gives none.
+    """
+
+    def __init__(
+        self, source: str, url: str, *, when_slow: WhenSlow = "wait", queue_batches: int = 4096
+    ) -> None:
         self.source = source
+        self._name = parse_url(url).path
+        self._when_slow = when_slow
         self._queue_batches = queue_batches
         self._live: deque[_Delivery] = deque()
         self._asks: dict[int, bytes] = {}
         self._closed = False
+        self._dropped = 0
+        self._reconnects = 0
+        self._reconnects_told = 0
+        self._attached = False
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._channel = _attach(parse_url(url).path, self)
+        self._channel = _attach(self._name, self)
 
-    def deliver(self, sequence: int, payload: bytes) -> None:
-        """Called by the publishing side, under the channel's lock."""
-        if len(self._live) < self._queue_batches:
-            self._live.append((sequence, payload))
+    def deliver(self, sequence: int, payload: bytes) -> bool:
+        """Called by the publishing side, under the channel's lock. False: there was no room."""
+        if len(self._live) >= self._queue_batches:
+            self._dropped += 1
+            return False
+        self._live.append((sequence, payload))
+        self.signal()
+        return True
+
+    def publisher_came(self) -> None:
+        """Called under the channel's lock."""
+        if self._attached:
+            self._reconnects += 1
             self.signal()
+        self._attached = True
 
     def signal(self) -> None:
         """Make the pollable ready. Called under the channel's lock."""
@@ -139,12 +180,15 @@ class MemorySubscriber:
         """See `Subscriber.pollables`."""
         return [] if self._closed else [self._ready]
 
-    def receive(self, count_max: int) -> list[Message | ResendEnd]:
+    def receive(self, count_max: int) -> list[Received]:
         """See `Subscriber.receive`. Neither live nor resent messages can starve the other."""
         with self._channel.changed:
             if self._closed:
                 return []
-            received: list[Message | ResendEnd] = []
+            received: list[Received] = []
+            if self._reconnects_told < self._reconnects:
+                self._reconnects_told = self._reconnects
+                received.append(Reconnected(self.source))
             for token in list(self._asks):
                 self._receive_resent(token, received, count_max - count_max // 2)
             while self._live and len(received) < count_max:
@@ -152,12 +196,20 @@ class MemorySubscriber:
             self._settle_signal()
             return received
 
+    def connection(self) -> Connection:
+        """See `Subscriber.connection`."""
+        with self._channel.changed:
+            connected = self._channel.publisher is not None
+            problem = "" if connected else f"nobody publishes on memory://{self._name}: start its publisher"
+            return Connection(connected, problem, self._reconnects, self._dropped)
+
     def acknowledge(self, producer: int, epoch: int, sequence: int) -> None:
         """See `Subscriber.acknowledge`."""
-        self._request(Acknowledgement(f"subscriber-{id(self)}".encode(), producer, epoch, sequence))
+        if self._when_slow == "wait":
+            self._request(Acknowledgement(self._peer, producer, epoch, sequence))
 
-    def ask_resend(self, from_sequence: int, token: int) -> bool:
-        """See `Subscriber.ask_resend`. A second ask with one token replaces the first."""
+    def ask_resend(self, from_sequence: int, token: int, producer: int | None = None) -> bool:
+        """See `Subscriber.ask_resend`."""
         with self._channel.changed:
             if self._closed:
                 return False
@@ -170,6 +222,11 @@ class MemorySubscriber:
             self._request(Ask(peer, from_sequence))
             return True
 
+    def ask_snapshot(self, producer: int, epoch: int) -> bool:
+        """See `Subscriber.ask_snapshot`."""
+        self._request(SnapshotAsk(self._peer, producer, epoch))
+        return not self._closed
+
     def close(self) -> None:
         """See `Subscriber.close`."""
         with self._channel.changed:
@@ -179,13 +236,17 @@ class MemorySubscriber:
         _detach(self._channel, self)
         os.close(self._ready)
 
-    def _request(self, request: Ask | Acknowledgement) -> None:
+    @property
+    def _peer(self) -> bytes:
+        return f"subscriber-{id(self)}".encode()
+
+    def _request(self, request: Request) -> None:
         with self._channel.changed:
             if not self._closed:
                 self._channel.requests.append(request)
                 self._channel.changed.notify_all()
 
-    def _receive_resent(self, token: int, received: list[Message | ResendEnd], count_max: int) -> None:
+    def _receive_resent(self, token: int, received: list[Received], count_max: int) -> None:
         _, waiting = self._channel.resent[self._asks[token]]
         while waiting and len(received) < count_max:
             sequence, payload = waiting.popleft()

@@ -6,15 +6,26 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
 from typing import Final, Protocol, TypedDict, Unpack
 
-from event_plane.batching import Batcher, FlushRule, check_event
+from event_plane.batching import (
+    MESSAGES_PER_S_MAX,
+    Batcher,
+    Columns,
+    FlushRule,
+    adaptive_rule,
+    check_columns,
+    check_event,
+    check_snapshot,
+)
 from event_plane.errors import TransportError
 from event_plane.resend import AckWindow, ResendBuffer
-from event_plane.schema import Batch, EventRecord
+from event_plane.schema import RECORD_COUNT_MAX, Batch, EventRecord, Namespace, Records
+from event_plane.snapshot_answers import SnapshotAnswers
 from event_plane.wire import encode
 
 RESEND_END: Final = 0xFFFF_FFFF_FFFF_FFFF
@@ -24,6 +35,9 @@ _RESENDS_MAX: Final = 64
 """Resends in progress; an ask beyond is refused, its asker times out and asks again."""
 _RESEND_BATCHES: Final = 64
 """Batches a resend may send before the thread looks at everything else again."""
+_BATCHES_PER_TURN: Final = 64
+"""Likewise of what is published: a long snapshot keeps no request waiting."""
+_HEARTBEAT_S_MAX: Final = 3_600.0
 _RESEND_RETRY_S: Final = 0.01
 _INBOX_EVENTS_MAX: Final = 65_536
 """Events handed over and not yet batched; past it `publish` waits for the thread."""
@@ -47,6 +61,18 @@ class Acknowledgement:
     sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotAsk:
+    """A subscriber cannot fill a gap of (producer, epoch) and wants the whole state, published in the stream."""
+
+    peer: bytes
+    producer: int
+    epoch: int
+
+
+Request = Ask | Acknowledgement | SnapshotAsk
+
+
 class Reply(Enum):
     """What became of one resent message."""
 
@@ -61,14 +87,21 @@ class Carrier(Protocol):
 
     malformed: int
     """Requests that could not be read."""
+    slow_reader_drops: int
+    """Batches that some subscriber did not get because it was too slow, as far as the transport tells."""
+    payload_bytes_max: int
+    """Largest payload that is carried; fixed once opened."""
 
     def send(self, sequence: int, payload: bytes) -> None:
-        """To every subscriber that is there; never waits, drops for one that is too slow."""
+        """To every subscriber that is there; never waits for long, drops for one that is too slow."""
+
+    def send_heartbeat(self, sequence: int, payload: bytes) -> None:
+        """Likewise, once: names a sequence that was sent already. Nothing, where the transport keeps what it took."""
 
     def resend(self, peer: bytes, sequence: int, payload: bytes) -> Reply:
         """To one asker; never waits."""
 
-    def wait(self, timeout_s: float | None) -> list[Ask | Acknowledgement]:
+    def wait(self, timeout_s: float | None) -> list[Request]:
         """The next requests; returns without any when woken or after `timeout_s`."""
 
     def wake(self) -> None:
@@ -83,10 +116,12 @@ class PublisherOptions(TypedDict, total=False):
 
     epoch: int | None
     """u64 number of this life of the producer; None or absent: a random one."""
-    flush_events: int
-    """512. Events that close a batch."""
+    flush_events: int | None
+    """Events that close a batch. None or absent: adaptive, batches grow with the load (`batching.adaptive_rule`)."""
     flush_interval_s: float
     """1.0. Age of the oldest event that closes a batch, at most 60."""
+    messages_per_s_max: int
+    """100. Of an adaptive publisher: messages a second past which batches grow, but for full ones."""
     buffer_batches: int
     """1,024. Batches kept for resends."""
     buffer_bytes: int
@@ -95,6 +130,12 @@ class PublisherOptions(TypedDict, total=False):
     """128. Unacknowledged batches past which `publish` waits, once a subscriber acknowledges."""
     window_wait_s: float
     """2.0. How long it waits at most for a subscriber, which is then no longer waited for until it acknowledges."""
+    heartbeat_s: float
+    """5.0. Silence after which a heartbeat names the last sequence, so that a lost tail shows; 0: none."""
+    on_snapshot: Callable[[], None] | None
+    """See `BatchPublisher.serve_snapshots`."""
+    snapshot_interval_s: float
+    """1.0. Least time between two answers to asks for a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +154,36 @@ class PublisherStat:
     """Times that a subscriber kept the window full for `window_wait_s` and was no longer waited for."""
     resends: int
     requests_refused: int
+    snapshots: int
+    """Snapshots published, asked for or not."""
+    snapshot_asks: int
+    heartbeats: int
+    slow_reader_drops: int
+    """Batches that some subscriber did not get because it was too slow; its gap heals by resend."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    events: tuple[EventRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    reason: str
+
+
+_Item = tuple[EventRecord, ...] | Columns | _Snapshot | _Loss
+"""What one call hands over."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Batches of what was handed over up to call `handed_over`, made while they are sent."""
+
+    batches: Iterator[Batch]
+    handed_over: int
+    flushing: bool
+    closing: bool
 
 
 class BatchPublisher:
@@ -127,26 +198,30 @@ class BatchPublisher:
     ) -> None:
         """Raises `ValueError` naming an option out of range, before `open_carrier` is called."""
         epoch = options.get("epoch")
-        flush_interval_s = options.get("flush_interval_s", 1.0)
-        flush_rule = FlushRule(options.get("flush_events", 512), round(flush_interval_s * 1_000_000))
         self.producer = producer
         self.epoch = secrets.randbits(64) if epoch is None else epoch
         for name, value in (("producer", self.producer), ("epoch", self.epoch)):
             if not 0 <= value <= _U64_MAX:
                 raise ValueError(f"{name} {value} is no u64: see schema.producer_id()")
+        flush_rule = _flush_rule(options)
         self._window_wait_s = options.get("window_wait_s", 2.0)
-        self._batcher = Batcher(flush_rule, producer=producer, epoch=self.epoch)
+        self._heartbeat_s = options.get("heartbeat_s", 5.0)
+        if not 0 <= self._heartbeat_s <= _HEARTBEAT_S_MAX:
+            raise ValueError(f"heartbeat_s of {self._heartbeat_s} is out of range: 0 (none) to {_HEARTBEAT_S_MAX:.0f}")
+        self._snapshot_interval_s = options.get("snapshot_interval_s", 1.0)
         self._buffer = ResendBuffer(
             options.get("buffer_batches", 1024), options.get("buffer_bytes", 64 * 1024 * 1024)
         )
+        self._turn: _Turn | None = None
         self._resends: dict[bytes, int] = {}
         self._resends_wait_s: float | None = None
         self._clock_offset_us = time.time_ns() // 1000 - time.monotonic_ns() // 1000
+        self._sent_s = time.monotonic()
 
         self._changed = threading.Condition()
         # The condition's lock guards everything below, and every wake: the carrier is closed only after `_running`.
         self._window = AckWindow(options.get("window_batches", 128))
-        self._inbox: deque[Sequence[EventRecord]] = deque()
+        self._inbox: deque[_Item] = deque()
         self._inbox_events = 0
         self._handed_over = 0
         self._flush_up_to = 0
@@ -156,11 +231,21 @@ class BatchPublisher:
         self._window_timeouts = 0
         self._resend_count = 0
         self._requests_refused = 0
+        self._snapshots = 0
+        self._snapshot_asks = 0
+        self._heartbeats = 0
+        self._answers: SnapshotAnswers | None = None
         self._closing = False
         self._running = True
         self._carrier = open_carrier()
+        self._payload_bytes_max = self._carrier.payload_bytes_max
+        self._batcher = Batcher(
+            flush_rule, producer=producer, epoch=self.epoch, payload_bytes_max=self._payload_bytes_max
+        )
         self._thread = threading.Thread(target=self._run, name=f"publisher-{producer:016x}", daemon=True)
         self._thread.start()
+        if (on_snapshot := options.get("on_snapshot")) is not None:
+            self.serve_snapshots(on_snapshot)
 
     @property
     def last_sequence(self) -> int:
@@ -171,16 +256,51 @@ class BatchPublisher:
     def publish(self, events: Sequence[EventRecord], flush: bool = False) -> None:
         """See `Publisher.publish`."""
         for event in events:
-            check_event(event)
+            check_event(event, self._payload_bytes_max)
         with self._changed:
             self._wait_for_room()
             if events:
-                self._inbox.append(tuple(events))
-                self._inbox_events += len(events)
-                self._handed_over += 1
-                self._carrier.wake()
+                self._hand_over(tuple(events), len(events))
         if flush:
             self.flush()
+
+    def publish_records(
+        self, records: Records, namespaces: Sequence[Namespace], locations: Sequence[str], flush: bool = False
+    ) -> None:
+        """See `Publisher.publish_records`. The array is copied, and is the caller's again afterwards."""
+        tables = tuple(namespaces), tuple(locations)
+        check_columns(Columns(records, *tables), self._payload_bytes_max)
+        for start in range(0, len(records), RECORD_COUNT_MAX):
+            piece = records[start : start + RECORD_COUNT_MAX].copy()
+            with self._changed:
+                self._wait_for_room()
+                self._hand_over(Columns(piece, *tables), len(piece))
+        if flush:
+            self.flush()
+
+    def publish_snapshot(self, events: Sequence[EventRecord]) -> None:
+        """See `Publisher.publish_snapshot`."""
+        check_snapshot(events, self._payload_bytes_max)
+        with self._changed:
+            self._wait_for_room()
+            self._hand_over(_Snapshot(tuple(events)), len(events))
+            self._snapshots += 1
+
+    def publish_lost(self, reason: str) -> None:
+        """See `Publisher.publish_lost`."""
+        with self._changed:
+            self._wait_for_room()
+            self._hand_over(_Loss(reason), 1)
+
+    def serve_snapshots(self, announce: Callable[[], None]) -> None:
+        """See `Publisher.serve_snapshots`."""
+        answers = SnapshotAnswers(
+            announce, interval_s=self._snapshot_interval_s, name=f"snapshots-{self.producer:016x}"
+        )
+        with self._changed:
+            before, self._answers = self._answers, answers
+        if before is not None:
+            before.close()
 
     def flush(self) -> int:
         """See `Publisher.flush`."""
@@ -209,15 +329,22 @@ class BatchPublisher:
                 window_timeouts=self._window_timeouts,
                 resends=self._resend_count,
                 requests_refused=self._requests_refused + self._carrier.malformed,
+                snapshots=self._snapshots,
+                snapshot_asks=self._snapshot_asks,
+                heartbeats=self._heartbeats,
+                slow_reader_drops=self._carrier.slow_reader_drops,
             )
 
     def close(self) -> None:
-        """See `Publisher.close`."""
+        """See `Publisher.close`. Not under a lock that `serve_snapshots`' callback takes."""
         with self._changed:
             self._closing = True
             if self._running:
                 self._carrier.wake()
+            answers = self._answers
         self._thread.join()
+        if answers is not None:
+            answers.close()
 
     def _wait_for_room(self) -> None:
         deadline = time.monotonic() + self._window_wait_s
@@ -231,6 +358,13 @@ class BatchPublisher:
             else:
                 return
         raise TransportError(self._closed_reason())
+
+    def _hand_over(self, item: _Item, events: int) -> None:
+        if not self._inbox:  # else the thread has yet to come for what is there
+            self._carrier.wake()
+        self._inbox.append(item)
+        self._inbox_events += events
+        self._handed_over += 1
 
     def _closed_reason(self) -> str:
         why = "was closed" if self._closing else "lost its thread to an error"
@@ -252,54 +386,102 @@ class BatchPublisher:
         with self._changed:
             for request in requests:
                 self._take_request(request)
-            inbox = [event for events in self._inbox for event in events]
-            self._inbox.clear()
-            self._inbox_events = 0
-            handed_over = self._handed_over
-            closing = self._closing
-            flushing = closing or self._flush_up_to > self._flushed_up_to
+            if self._turn is None:
+                self._turn = self._next_turn()
             self._changed.notify_all()
-        now_us = self._now_us()
-        batches = self._batcher.add(inbox, now_us)
-        if flushing:
-            batches += self._batcher.flush(now_us)
-        self._send(batches, handed_over if flushing else None)
+        turn = self._turn
+        if self._send_some(turn.batches):
+            self._end(turn)
+            self._turn = None
+        self._beat()
         self._serve_resends()
-        return not closing
+        return self._turn is not None or not turn.closing
+
+    def _next_turn(self) -> _Turn:
+        items = list(self._inbox)
+        self._inbox.clear()
+        self._inbox_events = 0
+        flushing = self._closing or self._flush_up_to > self._flushed_up_to
+        return _Turn(self._batches(items, flushing), self._handed_over, flushing, self._closing)
+
+    def _batches(self, items: list[_Item], flushing: bool) -> Iterator[Batch]:
+        """The batches that `items` or the time closed."""
+        for item in items:
+            match item:
+                case Columns():
+                    yield from self._batcher.add_columns(item, self._now_us())
+                case _Snapshot(events):
+                    yield from self._batcher.snapshot(events, self._now_us())
+                case _Loss(reason):
+                    yield from self._batcher.lost(reason, self._now_us())
+                case _:
+                    yield from self._batcher.add(item, self._now_us())
+        yield from self._batcher.flush(self._now_us()) if flushing else self._batcher.tick(self._now_us())
 
     def _wait_s(self) -> float | None:
         """How long nothing is to be done unless a request or an event comes; None for ever."""
+        with self._changed:
+            if self._turn or self._inbox or self._closing or self._flush_up_to > self._flushed_up_to:
+                return 0.0
         waits_s = [] if self._resends_wait_s is None else [self._resends_wait_s]
         if (due_us := self._batcher.due_us) is not None:
             waits_s.append(max(due_us - self._now_us(), 0) / 1_000_000)
+        if (beat_s := self._beat_due_s()) is not None:
+            waits_s.append(max(beat_s - time.monotonic(), 0))
         return min(waits_s, default=None)
 
     def _now_us(self) -> int:
         """µs since 1970 that never step back."""
         return time.monotonic_ns() // 1000 + self._clock_offset_us
 
-    def _take_request(self, request: Ask | Acknowledgement) -> None:
+    def _take_request(self, request: Request) -> None:
         match request:
             case Acknowledgement(peer, self.producer, self.epoch, sequence) if sequence <= self._last_sequence:
                 self._window.acknowledge(peer, sequence)
             case Ask(peer, from_sequence) if peer in self._resends or len(self._resends) < _RESENDS_MAX:
                 self._resends[peer] = from_sequence
                 self._resend_count += 1
+            case SnapshotAsk(_, self.producer, self.epoch) if self._answers is not None:
+                self._answers.ask()
+                self._snapshot_asks += 1
             case _:
                 self._requests_refused += 1
 
-    def _send(self, batches: Sequence[Batch], flushed_up_to: int | None) -> None:
-        for batch in batches:
+    def _send_some(self, batches: Iterator[Batch]) -> bool:
+        """Send the next part of a turn. Whether that was all of it."""
+        count = 0
+        for batch in islice(batches, _BATCHES_PER_TURN):
+            count += 1
             payload = encode(batch)
             self._carrier.send(batch.sequence, payload)
             with self._changed:
                 self._buffer.append(batch.sequence, payload)
                 self._last_sequence = batch.sequence
                 self._events_sent += len(batch.records)
+        if count:
+            self._sent_s = time.monotonic()
+        return count < _BATCHES_PER_TURN
+
+    def _end(self, turn: _Turn) -> None:
         with self._changed:
-            if flushed_up_to is not None:
-                self._flushed_up_to = flushed_up_to
+            if turn.flushing:
+                self._flushed_up_to = turn.handed_over
             self._changed.notify_all()
+
+    def _beat_due_s(self) -> float | None:
+        """When silence has lasted; None where there is nothing to name or nobody wants it."""
+        return self._sent_s + self._heartbeat_s if self._heartbeat_s and self._batcher.next_sequence else None
+
+    def _beat(self) -> None:
+        due_s = self._beat_due_s()
+        if self._turn is not None or due_s is None or time.monotonic() < due_s:
+            return
+        heartbeat = self._batcher.heartbeat(self._now_us())
+        if heartbeat is not None:
+            self._carrier.send_heartbeat(heartbeat.sequence, encode(heartbeat))
+            self._sent_s = time.monotonic()
+            with self._changed:
+                self._heartbeats += 1
 
     def _serve_resends(self) -> None:
         self._resends_wait_s = None
@@ -325,3 +507,11 @@ class BatchPublisher:
                 return None
             following = sequence + 1
         return following
+
+
+def _flush_rule(options: PublisherOptions) -> FlushRule:
+    events = options.get("flush_events")
+    interval_us = round(options.get("flush_interval_s", 1.0) * 1_000_000)
+    if events is None:
+        return adaptive_rule(interval_us, options.get("messages_per_s_max", MESSAGES_PER_S_MAX))
+    return FlushRule(events, interval_us)

@@ -7,7 +7,7 @@ chooses by URL.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 from urllib.parse import SplitResult, urlsplit
@@ -194,6 +194,18 @@ class Publisher(Protocol):
         """Hand over the producer's whole state, as Stores: what it placed and is not among them is gone.
 
         Call it under the lock that guards that state, so that it stands where it belongs between the events.
+        """
+
+    def publish_lost(self, reason: str) -> None:
+        """Say in the stream that events were given up before they were handed over, as when a queue overflowed.
+
+        Subscribers forget what the producer placed, and call it partial until its next snapshot.
+        """
+
+    def serve_snapshots(self, announce: Callable[[], None]) -> None:
+        """Call `announce`, which publishes a snapshot, whenever a subscriber asks for one; asks are refused before.
+
+        It is called on a thread of its own, never twice at once and at a bounded rate. It replaces the one before.
         """
 
     def flush(self) -> int:

@@ -84,7 +84,7 @@ def encode(batch: Batch) -> bytes:
     if len(batch.locations) > LOCATIONS_MAX:
         raise WireError(f"batch has {len(batch.locations)} locations, the limit is {LOCATIONS_MAX}: split it")
     extension = _encode_extension(batch)
-    body = records.tobytes() + extension
+    body = memoryview(np.ascontiguousarray(records).view(np.uint8))
     fields = (
         MAGIC, VERSION, batch.kind, batch.flags, batch.producer, batch.epoch, batch.sequence,
         batch.first_event_sequence, batch.timestamp_us, len(records), RECORD_DTYPE.itemsize, HEADER.size,
@@ -94,7 +94,8 @@ def encode(batch: Batch) -> bytes:
         head = HEADER.pack(*fields, 0)[:CRC_OFFSET]
     except struct.error as error:
         raise WireError(f"batch header field out of range ({error}): {_Header(*fields, 0)}") from error
-    return b"".join((head, crc32(body, crc32(head)).to_bytes(4, "little"), body))
+    crc = crc32(extension, crc32(body, crc32(head)))
+    return b"".join((head, crc.to_bytes(4, "little"), body, extension))
 
 
 def decode(payload: bytes | memoryview) -> Batch:

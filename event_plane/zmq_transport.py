@@ -1,8 +1,9 @@
-"""ZeroMQ: PUB/SUB for batches, ROUTER/DEALER for resends and acknowledgements.
+"""ZeroMQ: PUB/SUB for batches, ROUTER/DEALER for resends, acknowledgements and asks for snapshots.
 
 Frames of a batch are vLLM's, `[topic, sequence u64 big-endian, payload]`, and so is the resend protocol: a DEALER sends
 `["", first sequence u64 big-endian]` and gets `["", topic, sequence, payload]` for each buffered batch, then sequence
-2^64-1 with an empty payload. Ours alone takes `["", "ACK1", producer, epoch, sequence (3 × u64 big-endian)]` there too.
+2^64-1 with an empty payload. Ours alone takes `["", "ACK1", producer, epoch, sequence (3 × u64 big-endian)]` and
+`["", "SNP1", producer, epoch (2 × u64 big-endian)]` there too; what is asked for comes in the stream.
 """
 
 from __future__ import annotations
@@ -14,57 +15,105 @@ import os
 import socket
 import struct
 import threading
+import time
 from typing import Any, Final, Unpack
 
 import zmq
 
+from event_plane.credentials import NO_CREDENTIALS, Credentials
 from event_plane.errors import TransportError
-from event_plane.publishing import RESEND_END, Acknowledgement, Ask, BatchPublisher, Carrier, PublisherOptions, Reply
-from event_plane.transport import Message, PlaneUrl, ResendEnd, parse_url, resend_url_beside
+from event_plane.publishing import (
+    RESEND_END,
+    Acknowledgement,
+    Ask,
+    BatchPublisher,
+    Carrier,
+    PublisherOptions,
+    Reply,
+    Request,
+    SnapshotAsk,
+)
+from event_plane.transport import (
+    Connection,
+    Message,
+    PlaneUrl,
+    Received,
+    Reconnected,
+    ResendEnd,
+    WhenSlow,
+    parse_url,
+    resend_url_beside,
+)
 from event_plane.wire import BATCH_BYTES_MAX, is_batch
+from event_plane.zmq_connection import ConnectionState, Monitor
+from event_plane.zmq_curve import PublisherKeys, publisher_keys, subscriber_keys
+from event_plane.zmq_live import DroppingFeed, LiveFeed, WaitingFeed, receive_now
 
 TOPIC: Final = b"kv-events"
 ACK_TAG: Final = b"ACK1"
+SNAPSHOT_TAG: Final = b"SNP1"
 _SEQUENCE = struct.Struct(">Q")
 _ACK = struct.Struct(">QQQ")
+_SNAPSHOT = struct.Struct(">QQ")
 _REQUESTS_PER_TURN = 64
 _LINGER_MS = 1_000
+_REQUEST_BYTES_MAX = 1024
 _PUB_QUEUE = 1024
-"""Batches waiting for one subscriber; past it they are dropped for that one, whose gap heals by resend."""
+"""Batches waiting for one subscriber; past it they are dropped for that one, counted, and its gap heals by resend."""
 _ROUTER_QUEUE = 256
 _ASKS_MAX = 256
 """Resends awaited at a time by one subscriber; the oldest gives way."""
+_REFUSED_RETRY_S = 5.0
+"""Between attempts to connect to a publisher that refuses our keys, which libzmq gives up on."""
 
 
 class _ZmqCarrier:
-    """PUB and ROUTER of one publisher. Bound in the opening thread, then used by the publishing thread alone."""
+    """XPUB and ROUTER of one publisher. Bound in the opening thread, then used by the publishing thread alone."""
 
-    def __init__(self, url: PlaneUrl, resend_url: PlaneUrl, topic: bytes) -> None:
+    def __init__(self, url: PlaneUrl, resend_url: PlaneUrl, topic: bytes, keys: PublisherKeys | None) -> None:
         self.malformed = 0
+        self.slow_reader_drops = 0
+        self.payload_bytes_max = BATCH_BYTES_MAX
         self._topic = topic
         self._wakeups = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context()
-        self._pub = self._context.socket(zmq.PUB)
+        self._authenticator = keys.let_in_only_clients(self._context) if keys else None
+        self._pub = self._context.socket(zmq.XPUB)
         self._router = self._context.socket(zmq.ROUTER)
         self._pub.setsockopt(zmq.SNDHWM, _PUB_QUEUE)
+        # A reader whose queue is full is reported, where a PUB would drop in silence.
+        self._pub.setsockopt(zmq.XPUB_NODROP, 1)
         self._router.setsockopt(zmq.SNDHWM, _ROUTER_QUEUE)
         # With it a full or vanished reader is reported; without, its messages are dropped in silence.
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._router.setsockopt(zmq.MAXMSGSIZE, 1024)
         for each in (self._pub, self._router):
+            each.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES_MAX)
             each.setsockopt(zmq.LINGER, _LINGER_MS)
+            if keys:
+                keys.secure(each)
         try:
-            self.url = _bind(self._pub, url, "publish")
-            self.resend_url = _bind(self._router, resend_url, "serve resends")
+            self.url = _bind(self._pub, url, "publish", encrypted=keys is not None)
+            self.resend_url = _bind(self._router, resend_url, "serve resends", encrypted=keys is not None)
         except TransportError:
             self.close()
             raise
         self._poller = zmq.Poller()
-        self._poller.register(self._router, zmq.POLLIN)
-        self._poller.register(self._wakeups, zmq.POLLIN)
+        for pollable in (self._pub, self._router, self._wakeups):
+            self._poller.register(pollable, zmq.POLLIN)
 
     def send(self, sequence: int, payload: bytes) -> None:
-        self._pub.send_multipart((self._topic, _SEQUENCE.pack(sequence), payload))
+        frames = (self._topic, _SEQUENCE.pack(sequence), payload)
+        try:
+            self._pub.send_multipart(frames, zmq.DONTWAIT)
+        except zmq.Again:
+            self.slow_reader_drops += 1
+            # Nobody got it yet. Those with room do, the full ones do without.
+            self._pub.setsockopt(zmq.XPUB_NODROP, 0)
+            self._pub.send_multipart(frames, zmq.DONTWAIT)
+            self._pub.setsockopt(zmq.XPUB_NODROP, 1)
+
+    def send_heartbeat(self, sequence: int, payload: bytes) -> None:
+        self.send(sequence, payload)
 
     def resend(self, peer: bytes, sequence: int, payload: bytes) -> Reply:
         try:
@@ -77,16 +126,17 @@ class _ZmqCarrier:
             return Reply.GONE
         return Reply.SENT
 
-    def wait(self, timeout_s: float | None) -> list[Ask | Acknowledgement]:
+    def wait(self, timeout_s: float | None) -> list[Request]:
         # Rounded up: a wait that ends before its time would only begin again.
         ready = dict(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
         if self._wakeups in ready:
             os.eventfd_read(self._wakeups)
-        requests: list[Ask | Acknowledgement] = []
         for _ in range(_REQUESTS_PER_TURN):
-            try:
-                frames = self._router.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
+            if receive_now(self._pub) is None:  # subscriptions, which are libzmq's business
+                break
+        requests: list[Request] = []
+        for _ in range(_REQUESTS_PER_TURN):
+            if (frames := receive_now(self._router)) is None:
                 break
             request = _parse_request(frames)
             if request is None:
@@ -101,12 +151,17 @@ class _ZmqCarrier:
     def close(self) -> None:
         self._pub.close()
         self._router.close()
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._context.term()
         os.close(self._wakeups)
 
 
 class ZmqPublisher(BatchPublisher):
-    """Publishes one producer's batches on a loopback port or a socket file. See `BatchPublisher`."""
+    """Publishes one producer's batches on a port or a socket file. See `BatchPublisher`.
+
+    With CURVE keys it lets in the subscribers whose keys it has; without, it binds to nothing but this machine.
+    """
 
     url: PlaneUrl
     """Where it publishes; names the port that was chosen where 0 was asked for."""
@@ -119,14 +174,16 @@ class ZmqPublisher(BatchPublisher):
         *,
         producer: int,
         topic: bytes = TOPIC,
+        credentials: Credentials = NO_CREDENTIALS,
         **options: Unpack[PublisherOptions],
     ) -> None:
         """`resend_url`: the next port where not given. Raises `TransportError` for a place that cannot be bound."""
         place = parse_url(url)
+        keys = publisher_keys(credentials)
         resend_place = parse_url(resend_url) if resend_url else resend_url_beside(place)
 
         def open_carrier() -> Carrier:
-            carrier = _ZmqCarrier(place, resend_place, topic)
+            carrier = _ZmqCarrier(place, resend_place, topic, keys)
             self.url, self.resend_url = carrier.url, carrier.resend_url
             return carrier
 
@@ -137,7 +194,12 @@ class ZmqSubscriber:
     """Receives one source, ours or a foreign engine's. See `Subscriber`.
 
     `foreign` None: told from the first payload. A foreign engine gets no acknowledgements. `close` may come from
-    another thread, but not while one waits on the pollables. The pollables change with each resend asked for or ended.
+    another thread, but not while one waits on the pollables. The pollables change with each resend asked for or ended
+    and with each new attempt to connect.
+
+    `when_slow` as `wait`: what is not received fills the queues, and acknowledgements that do not come hold a publisher
+    of ours back. `drop`: messages are always read, the newest of more than `queue_batches` are dropped and counted, and
+    nothing is acknowledged.
     """
 
     def __init__(
@@ -148,45 +210,53 @@ class ZmqSubscriber:
         *,
         topic: bytes = b"",
         foreign: bool | None = None,
-        queue_batches: int = 4096,
+        credentials: Credentials = NO_CREDENTIALS,
+        when_slow: WhenSlow = "wait",
+        queue_batches: int = 1024,
     ) -> None:
-        """`topic`: prefix of the topics wanted. Raises `TransportError` for a URL that cannot be used."""
+        """`topic`: prefix of the topics wanted. Raises `TransportError` for a URL or keys that cannot be used."""
         self.source = source
         self.foreign = foreign
         self.malformed = 0
         """Messages that were dropped because they are no `[topic, sequence, payload]`."""
-        place = parse_url(url)
-        self._resend_place = parse_url(resend_url) if resend_url else resend_url_beside(place)
+        self._place = parse_url(url)
+        self._resend_place = parse_url(resend_url) if resend_url else resend_url_beside(self._place)
         self._topic = topic
+        self._keys = subscriber_keys(credentials)
+        self._when_slow = when_slow
+        self._queue_batches = queue_batches
         self._topic_seen: bytes | None = None
         self._nameless: dict[int, int] = {}
         """By token of a resend: the lowest sequence dropped because no live message had told the topic yet."""
         self._lock = threading.Lock()
         self._closed = False
         self._asks: dict[int, zmq.Socket[bytes]] = {}
+        self._state = ConnectionState(self._place)
+        self._retry_at_s: float | None = None
+        self._dropped_before = 0
+        """By feeds before this one."""
         self._context = zmq.Context()
         try:
-            self._sub = self._connect(zmq.SUB, place, queue_batches)
-            self._acks = None if foreign else self._connect(zmq.DEALER, self._resend_place, queue_batches)
+            self._open()
         except TransportError:
             self._context.destroy(linger=0)
             raise
-        self._sub.setsockopt(zmq.SUBSCRIBE, topic)
 
     def pollables(self) -> list[Any]:
         """See `Subscriber.pollables`."""
         with self._lock:
-            return [] if self._closed else [self._sub, *self._asks.values()]
+            return [] if self._closed else [self._live.pollable, self._monitor.pollable, *self._asks.values()]
 
-    def receive(self, count_max: int) -> list[Message | ResendEnd]:
+    def receive(self, count_max: int) -> list[Received]:
         """See `Subscriber.receive`. Neither live nor resent messages can starve the other."""
         with self._lock:
             if self._closed:
                 return []
-            received: list[Message | ResendEnd] = []
+            received: list[Received] = []
+            self._watch_connection(received)
             for token in list(self._asks):
                 self._receive_resent(token, received, count_max - count_max // 2)
-            while len(received) < count_max and (frames := _receive_now(self._sub)) is not None:
+            while len(received) < count_max and (frames := self._live.take()) is not None:
                 if (parsed := self._parse(frames)) is not None:
                     self._topic_seen = frames[-3]
                     self._ask_again_for_nameless()
@@ -196,21 +266,26 @@ class ZmqSubscriber:
     def acknowledge(self, producer: int, epoch: int, sequence: int) -> None:
         """See `Subscriber.acknowledge`."""
         with self._lock:
-            if self._closed or self._acks is None or self.foreign is not False:
-                return
-            try:
-                self._acks.send_multipart((b"", ACK_TAG, _ACK.pack(producer, epoch, sequence)), zmq.DONTWAIT)
-            except zmq.Again:
-                # The publisher is away and the queue is full. The next acknowledgement says all that this one does.
-                return
+            if self._when_slow == "wait":
+                self._tell_publisher(ACK_TAG, _ACK.pack(producer, epoch, sequence))
 
-    def ask_resend(self, from_sequence: int, token: int) -> bool:
-        """See `Subscriber.ask_resend`. A second ask with one token replaces the first."""
+    def ask_resend(self, from_sequence: int, token: int, producer: int | None = None) -> bool:
+        """See `Subscriber.ask_resend`."""
         with self._lock:
             if self._closed:
                 return False
             self._ask(from_sequence, token)
             return True
+
+    def ask_snapshot(self, producer: int, epoch: int) -> bool:
+        """See `Subscriber.ask_snapshot`. False until a batch has told that the source is ours."""
+        with self._lock:
+            return self._tell_publisher(SNAPSHOT_TAG, _SNAPSHOT.pack(producer, epoch))
+
+    def connection(self) -> Connection:
+        """See `Subscriber.connection`; as of the last `receive`."""
+        with self._lock:
+            return self._state.connection(self._dropped_before + self._live.dropped)
 
     def close(self) -> None:
         """See `Subscriber.close`."""
@@ -219,7 +294,54 @@ class ZmqSubscriber:
                 self._closed = True
                 while self._asks:
                     self._end_ask(next(iter(self._asks)))
+                self._monitor.close()
+                self._live.close()
                 self._context.destroy(linger=0)
+
+    def _open(self) -> None:
+        """Connect the sockets that live as long as the connection."""
+        sub = self._socket(zmq.SUB, self._queue_batches)
+        self._monitor = Monitor(sub)
+        self._connect(sub, self._place)
+        sub.setsockopt(zmq.SUBSCRIBE, self._topic)
+        self._acks: zmq.Socket[bytes] | None = None
+        if not self.foreign:
+            self._acks = self._socket(zmq.DEALER, self._queue_batches)
+            self._connect(self._acks, self._resend_place)
+        self._live: LiveFeed = (
+            WaitingFeed(sub) if self._when_slow == "wait" else DroppingFeed(sub, self._queue_batches)
+        )
+
+    def _watch_connection(self, received: list[Received]) -> None:
+        if self._state.given_up:
+            now_s = time.monotonic()
+            if self._retry_at_s is None:
+                self._retry_at_s = now_s + _REFUSED_RETRY_S
+            elif now_s >= self._retry_at_s:
+                self._retry_at_s = None
+                self._reopen()
+        received += [Reconnected(self.source) for event in self._monitor.events() if self._state.take(event)]
+
+    def _reopen(self) -> None:
+        self._dropped_before += self._live.dropped
+        self._monitor.close()
+        self._live.close()
+        if self._acks is not None:
+            self._acks.close()
+        self._state.given_up = False
+        self._open()
+
+    def _tell_publisher(self, tag: bytes, body: bytes) -> bool:
+        """Send a request that only our own publishers know. False where the source is none, or none yet."""
+        if self._closed or self._acks is None or self.foreign is not False:
+            return False
+        try:
+            self._acks.send_multipart((b"", tag, body), zmq.DONTWAIT)
+        except zmq.Again:
+            # The publisher is away and the queue is full. A later acknowledgement says all that this one does, and a
+            # snapshot that does not come is asked for again.
+            return True
+        return True
 
     def _ask(self, from_sequence: int, token: int) -> None:
         if token in self._asks:
@@ -227,7 +349,8 @@ class ZmqSubscriber:
         elif len(self._asks) == _ASKS_MAX:
             self._end_ask(next(iter(self._asks)))
         # A fresh identity for each ask, and no mark: publishers drop in silence for a reader that is full.
-        dealer = self._connect(zmq.DEALER, self._resend_place, 0)
+        dealer = self._socket(zmq.DEALER, 0)
+        self._connect(dealer, self._resend_place)
         dealer.send_multipart((b"", _SEQUENCE.pack(from_sequence)))
         self._asks[token] = dealer
 
@@ -237,23 +360,27 @@ class ZmqSubscriber:
             self._ask(from_sequence, token)
         self._nameless = {}
 
-    def _connect(self, kind: int, place: PlaneUrl, queue_batches: int) -> zmq.Socket[bytes]:
-        connected = self._context.socket(kind)
-        connected.setsockopt(zmq.RCVHWM, queue_batches)
-        connected.setsockopt(zmq.LINGER, 0)
-        connected.setsockopt(zmq.MAXMSGSIZE, BATCH_BYTES_MAX)
-        connected.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
-        connected.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
-        connected.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
-        connected.setsockopt(zmq.IPV6, 1)
+    def _socket(self, kind: int, queue_batches: int) -> zmq.Socket[bytes]:
+        opened = self._context.socket(kind)
+        opened.setsockopt(zmq.RCVHWM, queue_batches)
+        opened.setsockopt(zmq.LINGER, 0)
+        opened.setsockopt(zmq.MAXMSGSIZE, BATCH_BYTES_MAX)
+        opened.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+        opened.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+        opened.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
+        opened.setsockopt(zmq.IPV6, 1)
+        if self._keys is not None:
+            self._keys.secure(opened)
+        return opened
+
+    def _connect(self, opened: zmq.Socket[bytes], place: PlaneUrl) -> None:
         try:
-            connected.connect(place.endpoint)
+            opened.connect(place.endpoint)
         except zmq.ZMQError as error:
             raise TransportError(f"cannot subscribe to {place}: {error.strerror}; check the URL") from error
-        return connected
 
-    def _receive_resent(self, token: int, received: list[Message | ResendEnd], count_max: int) -> None:
-        while len(received) < count_max and (frames := _receive_now(self._asks[token])) is not None:
+    def _receive_resent(self, token: int, received: list[Received], count_max: int) -> None:
+        while len(received) < count_max and (frames := receive_now(self._asks[token])) is not None:
             # Before vLLM 0.25 replies carry no topic: theirs is that of the live messages.
             topic = frames[-3] if len(frames) > 3 else self._topic_seen
             parsed = self._parse(frames)
@@ -284,30 +411,26 @@ class ZmqSubscriber:
         return _SEQUENCE.unpack(frames[-2])[0], payload
 
 
-def _receive_now(receiver: zmq.Socket[bytes]) -> list[bytes] | None:
-    try:
-        return receiver.recv_multipart(zmq.DONTWAIT)
-    except zmq.Again:
-        return None
-
-
-def _parse_request(frames: list[bytes]) -> Ask | Acknowledgement | None:
+def _parse_request(frames: list[bytes]) -> Request | None:
     match frames:
         case [peer, b"", start] if len(start) == _SEQUENCE.size:
             return Ask(peer, _SEQUENCE.unpack(start)[0])
         case [peer, b"", tag, body] if tag == ACK_TAG and len(body) == _ACK.size:
             return Acknowledgement(peer, *_ACK.unpack(body))
+        case [peer, b"", tag, body] if tag == SNAPSHOT_TAG and len(body) == _SNAPSHOT.size:
+            return SnapshotAsk(peer, *_SNAPSHOT.unpack(body))
     return None
 
 
-def _bind(bound: zmq.Socket[bytes], place: PlaneUrl, purpose: str) -> PlaneUrl:
+def _bind(bound: zmq.Socket[bytes], place: PlaneUrl, purpose: str, *, encrypted: bool) -> PlaneUrl:
     """Bind, and return where: with the port that was chosen where 0 was asked for."""
     if place.scheme == "zmq+ipc":
         _refuse_live_socket_file(place, purpose)
-    elif not _is_loopback(place.host):
+    elif not encrypted and not _is_loopback(place.host):
         raise TransportError(
-            f"cannot {purpose} on {place}: {place.host} is reachable from other machines and connections are not"
-            " encrypted yet (CURVE keys come with issue 3); use 127.0.0.1"
+            f"cannot {purpose} on {place}: {place.host} is reachable from other machines, and without CURVE keys"
+            " anybody could read along; make keys with `kvadvisor keys` and name them in curve_key_file and"
+            " curve_clients_folder, or use 127.0.0.1"
         )
     bound.setsockopt(zmq.IPV6, int(":" in place.host))
     try:
