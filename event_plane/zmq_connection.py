@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -33,7 +33,7 @@ _HANDSHAKES_FAILED: Final = frozenset(
 )  # fmt: skip
 _GIVEN_UP: Final = frozenset({zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_FAILED_PROTOCOL})
 """After these libzmq does not try again by itself."""
-_WATCHED: Final = _UP | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED | sum(_HANDSHAKES_FAILED)
+_WATCHED: Final = frozenset({_UP, *_PROBLEMS})
 
 
 class ConnectionState:
@@ -77,14 +77,13 @@ class Monitor:
 
     def __init__(self, watched: zmq.Socket[bytes]) -> None:
         self._watched = watched
-        self.pollable = watched.get_monitor_socket(_WATCHED)
+        self.pollable = watched.get_monitor_socket(sum(_WATCHED))
 
     def events(self) -> list[int]:
         """What happened since the last call."""
         events: list[int] = []
         while self.pollable.poll(0):
-            told: dict[str, Any] = recv_monitor_message(self.pollable)
-            events.append(int(told["event"]))
+            events.append(int(recv_monitor_message(self.pollable)["event"]))
         return [event for event in events if event in _WATCHED]
 
     def close(self) -> None:
