@@ -1,4 +1,4 @@
-"""docs/asyncapi.yaml is valid AsyncAPI 3.0 and says what the code does: constants, fields and requests are read here."""
+"""docs/asyncapi.yaml is valid AsyncAPI 3.0 and says what the code does: its constants, fields and requests are read."""
 
 from __future__ import annotations
 
