@@ -277,6 +277,8 @@ def test_subscriber_waits_for_a_publisher_that_starts_later(publish_at: PublishA
         ({"buffer_batches": 0}, "0 batches"),
         ({"window_batches": 0}, "window of 0"),
         ({"epoch": 2**64}, "epoch"),
+        ({"heartbeat_s": -1}, "heartbeat_s of -1"),
+        ({"messages_per_s_max": 0}, "0 messages a second"),
     ],
 )
 def test_option_out_of_range_is_named_and_opens_nothing(place: Place, options: dict[str, Any], said: str) -> None:
