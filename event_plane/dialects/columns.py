@@ -1,0 +1,331 @@
+"""From a foreign message's events to one batch: records are filled column by column, never one by one.
+
+A dialect adds events with their hashes as the engine wrote them; `batch` lays everything out at once.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from event_plane.errors import DialectError
+from event_plane.schema import (
+    DEPTH_UNKNOWN,
+    EXTENSION_BYTES_MAX,
+    LOCATION_ALL,
+    NAMESPACE_ALL,
+    RECORD_COUNT_MAX,
+    RECORD_DTYPE,
+    TIER_ALL,
+    Batch,
+    EventType,
+    Namespace,
+    RecordFlag,
+    Records,
+)
+
+Hash = int | bytes
+"""As an engine writes one: an integer from -2^63 to 2^64 - 1, or bytes of which the last 16 count, big-endian."""
+Halves = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
+
+MALFORMED: Final = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
+"""What msgspec raises for bytes that are no such message."""
+BAD_HASH: Final = "bad hash"
+US_PER_S: Final = 1e6
+US_PER_MS: Final = 1e3
+U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
+_I64_MIN: Final = -(1 << 63)
+_HASH_BYTES: Final = 16
+_EXTRA_BYTES_MAX: Final = EXTENSION_BYTES_MAX // 2
+_EVENT_SEQUENCE_SHIFT: Final = 16
+"""Foreign events have no numbers: sequence << 16 | place in the batch rises, since a batch has at most 2^16 records."""
+_STORE, _REMOVE, _CLEAR = int(EventType.STORE), int(EventType.REMOVE), int(EventType.CLEAR)
+_FIRST: Final = int(RecordFlag.FIRST)
+
+assert RECORD_COUNT_MAX <= 1 << _EVENT_SEQUENCE_SHIFT
+
+
+class BadEventError(Exception):
+    """One event that makes no sense; its text is the reason it is counted under."""
+
+
+class Columns:
+    """Collects the events of one payload. Adding raises nothing; `batch` checks every hash at once."""
+
+    def __init__(self, dialect: str, flags: int = 0) -> None:
+        """`dialect` is named in errors; `flags` are set in every record."""
+        self._dialect = dialect
+        self._flags = flags
+        self._events: list[tuple[int, int, int, int, int, int, int]] = []
+        self._parents: list[Hash | None] = []
+        self._hashes: list[Hash] = []
+        self._places: list[tuple[int, int, int, int]] = []
+        self._locations: dict[str, int] = {}
+        self._extra: list[Mapping[str, Any]] = []
+        self._extra_bytes = 0
+        self._trees: list[tuple[int, Places, Places]] = []
+
+    def place(self, tier: int, location: str, group: int = 0) -> int:
+        """Number of a place, for `store` and `remove`. Ask once for each place of a payload."""
+        self._places.append((tier, group, self._locations.setdefault(location, len(self._locations)), 0))
+        return len(self._places) - 1
+
+    def store(
+        self,
+        hashes: Sequence[Hash],
+        place: int,
+        parent: Hash | None,
+        depth: int,
+        block_tokens: int,
+        extra: int = 0,
+        flags: int = 0,
+    ) -> None:
+        """Each block follows the one before it and the first one `parent`. `depth` is the first one's, 0 at a root."""
+        self._events.append((_STORE, self._flags | flags, len(hashes), place, depth, block_tokens, extra))
+        self._parents.append(parent)
+        self._hashes += hashes
+
+    def store_tree(self, hashes: Sequence[Hash], place: int, parents: Places, depths: Places) -> None:
+        """Blocks of one event that follow each other in any way: where in `hashes` its parent is, -1 unknown."""
+        self._trees.append((len(self._hashes), parents, depths))
+        self.store(hashes, place, None, DEPTH_UNKNOWN, 0)
+
+    def remove(self, hashes: Sequence[Hash], place: int) -> None:
+        self._events.append((_REMOVE, self._flags, len(hashes), place, DEPTH_UNKNOWN, 0, 0))
+        self._parents.append(None)
+        self._hashes += hashes
+
+    def clear(self, tier: int = TIER_ALL, location: str | None = None) -> None:
+        """Everything that the sender placed in `tier` and `location`; None: everywhere."""
+        at = LOCATION_ALL if location is None else self._locations.setdefault(location, len(self._locations))
+        self._events.append((_CLEAR, self._flags, 1, len(self._places), DEPTH_UNKNOWN, 0, 0))
+        self._places.append((tier, 0, at, NAMESPACE_ALL))
+        self._parents.append(None)
+        self._hashes.append(0)
+
+    def extra(self, given: Mapping[str, Any]) -> int:
+        """Number of what only a Store says: shown, never part of a key. Left out past half of a batch's extension."""
+        said = {name: value for name, value in given.items() if _says_something(value)}
+        if not said:
+            return 0
+        self._extra_bytes += len(msgspec.msgpack.encode(said))
+        if self._extra_bytes > _EXTRA_BYTES_MAX:
+            return 0
+        self._extra.append(said)
+        return len(self._extra)
+
+    def batch(self, namespace: Namespace, *, producer: int, epoch: int, sequence: int, timestamp_us: int) -> Batch:
+        """Raises `BadEventError` where a hash is none, `DialectError` for more blocks than a batch holds."""
+        if len(self._hashes) > RECORD_COUNT_MAX:
+            raise DialectError(
+                f"{self._dialect} payload names {len(self._hashes)} blocks, a batch holds {RECORD_COUNT_MAX}"
+            )
+        first_event_sequence = sequence << _EVENT_SEQUENCE_SHIFT & U64_MAX
+        records = self._records(first_event_sequence, timestamp_us)
+        named = any(namespace_index == 0 for *_, namespace_index in self._places)
+        return Batch(
+            producer=producer,
+            epoch=epoch,
+            sequence=sequence,
+            records=records,
+            first_event_sequence=first_event_sequence,
+            timestamp_us=timestamp_us,
+            namespaces=(namespace,) if named else (),
+            locations=tuple(self._locations),
+            extra=tuple(self._extra),
+        )
+
+    def _records(self, first_event_sequence: int, timestamp_us: int) -> Records:
+        if not self._events:
+            return np.empty(0, RECORD_DTYPE)
+        events = np.array(self._events, np.int64)
+        kinds, flags, counts, places, depths, block_tokens, extra = events.T
+        heads = np.zeros(len(events), RECORD_DTYPE)
+        heads["event_type"] = kinds
+        heads["flags"] = flags
+        heads["depth"] = depths
+        heads["block_tokens"] = block_tokens
+        heads["timestamp_us"] = timestamp_us
+        where = np.array(self._places, np.int64)[places]
+        heads["tier"], heads["group"], heads["storage_location"], heads["namespace"] = where.T
+        records = heads if len(heads) == len(self._hashes) else np.repeat(heads, counts)
+        starts = np.cumsum(counts) - counts
+        records["flags"][starts] |= _FIRST
+        records["extra"][starts] = extra
+        records["event_sequence"] = np.arange(len(records), dtype=np.uint64) + np.uint64(first_event_sequence)
+        self._chain(records, starts, kinds == _STORE, depths)
+        return records
+
+    def _chain(self, records: Records, starts: Places, stores: npt.NDArray[np.bool_], depths: Places) -> None:
+        """Hashes of the blocks, of what they follow and of the first of their sequence, and their depth."""
+        low, high = halves(self._hashes)
+        if ((low | high) == 0).sum() != (records["event_type"] == _CLEAR).sum():
+            raise BadEventError(BAD_HASH)
+        records["sequence_hash_lo"], records["sequence_hash_hi"] = low, high
+        if not stores.any():
+            return
+        parent_low, parent_high = np.empty_like(low), np.empty_like(high)
+        parent_low[1:], parent_high[1:] = low[:-1], high[:-1]
+        given_low, given_high = halves([0 if parent is None else parent for parent in self._parents])
+        if ((given_low | given_high) == 0).sum() != self._parents.count(None):
+            raise BadEventError(BAD_HASH)
+        parent_low[starts], parent_high[starts] = given_low, given_high
+        stored = records["event_type"] == _STORE
+        own = stored & (parent_low == low) & (parent_high == high)
+        if own.any():
+            _unself(own, starts, parent_low, parent_high)
+        if not stored.all():
+            parent_low[~stored], parent_high[~stored] = 0, 0
+        records["parent_hash_lo"], records["parent_hash_hi"] = parent_low, parent_high
+        for start, parents, tree_depths in self._trees:
+            _plant(records[start : start + len(parents)], parents, tree_depths)
+        known = stored & np.repeat(depths != DEPTH_UNKNOWN, np.diff(starts, append=len(records)))
+        if known.any():
+            counts = np.diff(starts, append=len(records))
+            records["depth"][known] += (np.arange(len(records)) - np.repeat(starts, counts))[known].astype(np.uint32)
+            rooted = known & np.repeat(depths == 0, counts)
+            firsts = np.repeat(starts, counts)[rooted]
+            records["prefix_hash_lo"][rooted], records["prefix_hash_hi"][rooted] = low[firsts], high[firsts]
+
+
+def halves(hashes: Sequence[Hash]) -> tuple[Halves, Halves]:
+    """Low and high halves, 0 for a hash of 0. Raises `BadEventError` for one that is none."""
+    try:
+        low = np.frombuffer(array("Q", cast(Sequence[int], hashes)), np.uint64)
+    except OverflowError:
+        pass
+    except TypeError:
+        if {type(each) for each in hashes} == {bytes}:
+            return _halves_of_bytes(cast(Sequence[bytes], hashes))
+    else:
+        return low, np.zeros_like(low)
+    return _halves_of_mixed(hashes)
+
+
+def _halves_of_bytes(hashes: Sequence[bytes]) -> tuple[Halves, Halves]:
+    if len({len(each) for each in hashes}) == 1 and len(hashes[0]) >= _HASH_BYTES and not len(hashes[0]) % 8:
+        words = np.frombuffer(b"".join(hashes), ">u8").reshape(len(hashes), -1)
+        return words[:, -1].astype(np.uint64), words[:, -2].astype(np.uint64)
+    return _halves_of_mixed(hashes)
+
+
+def _halves_of_mixed(hashes: Sequence[Hash]) -> tuple[Halves, Halves]:
+    try:
+        low = np.frombuffer(array("q", cast(Sequence[int], hashes)), np.uint64)
+    except (OverflowError, TypeError):
+        whole = [_whole(each) for each in hashes]
+        return (
+            np.array([each & U64_MAX for each in whole], np.uint64),
+            np.array([each >> 64 for each in whole], np.uint64),
+        )
+    return low, np.zeros_like(low)
+
+
+def _whole(given: Hash) -> int:
+    """128 bits. An integer is the low half, signed in some engines; of bytes the last 16 count."""
+    if isinstance(given, bytes):
+        return int.from_bytes(given[-_HASH_BYTES:], "big")
+    if _I64_MIN <= given <= U64_MAX:
+        return given & U64_MAX
+    raise BadEventError(BAD_HASH)
+
+
+def checked_hash(given: object) -> Hash:
+    """`given` where it is a hash, and not 0. Raises `BadEventError`."""
+    match given:
+        case bool():
+            pass
+        case int() if given and _I64_MIN <= given <= U64_MAX:
+            return given
+        case bytes() if any(given[-_HASH_BYTES:]):
+            return given
+    raise BadEventError(BAD_HASH)
+
+
+def checked_integer(given: object) -> int:
+    """A hash of an engine that writes them as integers alone. Raises `BadEventError`."""
+    checked = checked_hash(given)
+    if isinstance(checked, bytes):
+        raise BadEventError(BAD_HASH)
+    return checked
+
+
+def checked_hashes(given: object) -> list[Hash]:
+    """Raises `BadEventError` where it is no list of hashes, or an empty one."""
+    match given:
+        case [_, *_]:
+            return [checked_hash(each) for each in given]
+        case []:
+            raise BadEventError("no hashes")
+    raise BadEventError("bad hashes")
+
+
+def checked_unsigned(fields: Mapping[Any, Any], name: str, maximum: int) -> int:
+    """Field `name`, 0 where it is absent or nil. Raises `BadEventError` naming the field."""
+    given = fields.get(name)
+    if given is None:
+        return 0
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= maximum:
+        raise BadEventError(f"bad {name}")
+    return given
+
+
+def microseconds(timestamp: float | int | None, per_unit: float) -> int:
+    """0 where the engine's clock says nothing that makes sense. `per_unit`: µs in the engine's unit."""
+    if timestamp is None or not math.isfinite(timestamp) or not 0 <= timestamp * per_unit <= U64_MAX:
+        return 0
+    return min(round(timestamp * per_unit), U64_MAX)
+
+
+class NamespaceRule:
+    """Namespace of a foreign stream: tenant, model and revision as configured, and the engine's life.
+
+    Nothing else of what is configured is used: the engine says the rest. `hash_root_shared`: hashes mean the same in
+    every life of the engine, so its epochs share one namespace.
+    """
+
+    def __init__(self, configured: Namespace, hash_scheme: str, *, hash_root_shared: bool) -> None:
+        self._shared = hash_root_shared
+        self._namespace = Namespace(
+            tenant=configured.tenant,
+            model=configured.model,
+            revision=configured.revision,
+            hash_scheme=hash_scheme,
+            hash_root=configured.hash_root,
+        )
+
+    def of(self, producer: int, epoch: int) -> Namespace:
+        if self._shared:
+            return self._namespace
+        return msgspec.structs.replace(self._namespace, hash_root=f"{producer:016x}/{epoch:x}")
+
+
+def _unself(
+    own: npt.NDArray[np.bool_], starts: Places, parent_low: Halves, parent_high: Halves
+) -> None:
+    """A block that follows itself is not its own parent: it keeps the one it had, or none that is known."""
+    first = set(starts.tolist())
+    for at in np.flatnonzero(own).tolist():
+        parent_low[at], parent_high[at] = (0, 0) if at in first else (parent_low[at - 1], parent_high[at - 1])
+
+
+def _plant(records: Records, parents: Places, depths: Places) -> None:
+    """What is known of the blocks of one tree: parents among them, depths, and that a root is its own prefix."""
+    for half in ("lo", "hi"):
+        hashes = records[f"sequence_hash_{half}"]
+        records[f"parent_hash_{half}"] = np.where(parents < 0, 0, hashes[parents])
+        records[f"prefix_hash_{half}"] = np.where(depths == 0, hashes, 0)
+    records["depth"] = depths
+
+
+def _says_something(given: object) -> bool:
+    if isinstance(given, list | tuple):
+        return given.count(None) < len(given)
+    return given is not None and given != ""
