@@ -1,13 +1,19 @@
-"""Opens publishers and subscribers by URL: `zmq+tcp://host:port`, `zmq+ipc:///path`, `memory://name`."""
+"""Opens publishers and subscribers by URL: `zmq+tcp://`, `zmq+ipc://`, `nats://`, `jetstream://`, `memory://`."""
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Final, Unpack
 
+from event_plane.credentials import NO_CREDENTIALS, Credentials
+from event_plane.jetstream_transport import JetStreamPublisher, JetStreamSubscriber
 from event_plane.memory_transport import MemoryPublisher, MemorySubscriber
+from event_plane.nats_transport import NatsPublisher, NatsSubscriber
 from event_plane.publishing import BatchPublisher, PublisherOptions
-from event_plane.transport import Subscriber, parse_url
+from event_plane.transport import Subscriber, WhenSlow, parse_url
 from event_plane.zmq_transport import TOPIC, ZmqPublisher, ZmqSubscriber
+
+NOTHING_LOGGED: Final[Mapping[int, tuple[int, int]]] = {}
 
 
 def open_publisher(
@@ -16,24 +22,48 @@ def open_publisher(
     *,
     producer: int,
     topic: bytes = TOPIC,
+    credentials: Credentials = NO_CREDENTIALS,
     **options: Unpack[PublisherOptions],
 ) -> BatchPublisher:
     """A publisher of `producer`'s events. `resend_url` and `topic` mean something over ZeroMQ alone.
 
-    Raises `TransportError` for a URL that cannot be used, `ValueError` for an option out of range.
+    Raises `TransportError` for a URL or credentials that cannot be used, `ValueError` for an option out of range.
     """
-    if parse_url(url).scheme == "memory":
-        return MemoryPublisher(url, producer=producer, **options)
-    return ZmqPublisher(url, resend_url, producer=producer, topic=topic, **options)
+    match parse_url(url).scheme:
+        case "memory":
+            return MemoryPublisher(url, producer=producer, **options)
+        case "nats":
+            return NatsPublisher(url, producer=producer, credentials=credentials, **options)
+        case "jetstream":
+            return JetStreamPublisher(url, producer=producer, credentials=credentials, **options)
+    return ZmqPublisher(url, resend_url, producer=producer, topic=topic, credentials=credentials, **options)
 
 
 def open_subscriber(
-    source: str, url: str, resend_url: str | None = None, *, topic: bytes = b"", foreign: bool | None = None
+    source: str,
+    url: str,
+    resend_url: str | None = None,
+    *,
+    topic: bytes = b"",
+    foreign: bool | None = None,
+    credentials: Credentials = NO_CREDENTIALS,
+    resume: Mapping[int, tuple[int, int]] = NOTHING_LOGGED,
+    when_slow: WhenSlow = "wait",
 ) -> Subscriber:
     """A subscription named `source`. `foreign` None: told from what arrives; `topic` is a prefix.
 
-    Raises `TransportError` for a URL that cannot be used.
+    `resume`: of each producer (epoch, last sequence) that the log holds; JetStream goes on from there.
+    Raises `TransportError` for a URL or credentials that cannot be used.
     """
-    if parse_url(url).scheme == "memory":
-        return MemorySubscriber(source, url)
-    return ZmqSubscriber(source, url, resend_url, topic=topic, foreign=foreign)
+    match parse_url(url).scheme:
+        case "memory":
+            return MemorySubscriber(source, url, when_slow=when_slow)
+        case "nats":
+            return NatsSubscriber(
+                source, url, topic=topic, foreign=foreign, credentials=credentials, when_slow=when_slow
+            )
+        case "jetstream":
+            return JetStreamSubscriber(source, url, credentials=credentials, resume=resume)
+    return ZmqSubscriber(
+        source, url, resend_url, topic=topic, foreign=foreign, credentials=credentials, when_slow=when_slow
+    )

@@ -33,31 +33,34 @@ class PlaneUrl:
     """A parsed transport URL.
 
     `host` and `port` are set for `zmq+tcp` (port 0: any free one), `nats` and `jetstream`. `path` is the socket's file
-    for `zmq+ipc`, the subject for `nats`, the stream for `jetstream` and the channel's name for `memory`.
+    for `zmq+ipc`, the subject for `nats`, the stream for `jetstream` and the channel's name for `memory`. `query`: what
+    stands after `?`, which `jetstream` alone takes (`jetstream_stream.StreamOptions`).
     """
 
     scheme: Scheme
     host: str = ""
     port: int = 0
     path: str = ""
+    query: str = ""
 
     @property
     def endpoint(self) -> str:
         """What ZeroMQ calls it: `tcp://host:port` or `ipc://path`."""
         if self.scheme == "zmq+ipc":
             return f"ipc://{self.path}"
-        return f"tcp://{self._authority}"
+        return f"tcp://{self.authority}"
 
     def __str__(self) -> str:
         match self.scheme:
             case "memory":
                 return f"memory://{self.path}"
             case "nats" | "jetstream":
-                return f"{self.scheme}://{self._authority}/{self.path}"
+                return f"{self.scheme}://{self.authority}/{self.path}" + (f"?{self.query}" if self.query else "")
         return f"zmq+{self.endpoint}"
 
     @property
-    def _authority(self) -> str:
+    def authority(self) -> str:
+        """`host:port`, an IPv6 host in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -82,7 +85,7 @@ def parse_url(url: str) -> PlaneUrl:
             return PlaneUrl("nats", parts.hostname or "", port or NATS_PORT, subject)
         case "jetstream":
             stream = _nats_name(url, parts, _STREAM, "stream")
-            return PlaneUrl("jetstream", parts.hostname or "", port or NATS_PORT, stream)
+            return PlaneUrl("jetstream", parts.hostname or "", port or NATS_PORT, stream, parts.query)
         case "tcp" | "ipc":
             raise TransportError(f"event URL {url!r} lacks its protocol: write zmq+{url}")
         case scheme:
