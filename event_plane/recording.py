@@ -1,39 +1,47 @@
-"""Recordings on disk: raw captures of a publisher's frames, and Mooncake traces of requests; plain or gzip.
+"""Recordings on disk: raw captures of a publisher's frames, and traces of requests; plain or gzip.
 
-A capture is, for each message, `u32le frame count`, then for each frame `u32le length` and its bytes. A trace is one
-JSON object a line. Everything is read as a stream, one message or line at a time.
+A capture is, for each message, `u32le frame count`, then for each frame `u32le length` and its bytes. A trace, of
+Mooncake's or RAGPulse's form, is one JSON object a line. Everything is read as a stream, one message or line at a time.
+`event_plane.parquet` has the recordings of decoded batches.
 """
 
 from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import struct
 import zlib
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, BinaryIO, Final, Literal, Self, cast
+from typing import Annotated, BinaryIO, Final, Literal, Self, cast
 
 import msgspec
 
+from event_plane.dialects.known import Detector
 from event_plane.errors import RecordingError
 from event_plane.part_file import PartFile
+from event_plane.transport import Message
 from event_plane.wire import BATCH_BYTES_MAX, is_batch
 
-Format = Literal["capture", "trace"]
-Dialect = Literal["kvadvisor", "vllm"]
+Format = Literal["capture", "trace", "parquet"]
 
 FRAMES_MAX: Final = 16
 FRAME_BYTES_MAX: Final = BATCH_BYTES_MAX
 _WRITTEN_AT_ONCE_BYTES: Final = 1 << 20
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 TIMESTAMP_MS_MAX: Final = 10**14
+TRACE_BLOCK_TOKENS: Final = 512
+_RAG_ID_BITS: Final = 48
+_RAG_GROUPS_MAX: Final = 1 << 15
+_PARQUET_MAGIC: Final = b"PAR1"
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _SNIFFED_MESSAGES: Final = 64
 _U32 = struct.Struct("<I")
-_ACCEPTED: Final = "give a capture (.cap) or a Mooncake trace (.jsonl, .jsonl.gz)"
+_SEQUENCE = struct.Struct(">Q")
+_ACCEPTED: Final = "give a capture (.cap), a recording (.parquet) or a trace of requests (.jsonl, .jsonl.gz)"
 
 
 class TraceRequest(msgspec.Struct, frozen=True):
@@ -43,6 +51,8 @@ class TraceRequest(msgspec.Struct, frozen=True):
     input_tokens: int
     output_tokens: int
     block_ids: list[int]
+    block_tokens: int = TRACE_BLOCK_TOKENS
+    """Tokens of each block but the last."""
 
 
 class _TraceLine(msgspec.Struct, frozen=True):
@@ -52,7 +62,16 @@ class _TraceLine(msgspec.Struct, frozen=True):
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]]
 
 
-_LINES: Final = msgspec.json.Decoder(_TraceLine)
+class _RagPulseLine(msgspec.Struct, frozen=True):
+    timestamp: str
+    input_length: int
+    output_length: int
+    hash_ids: dict[str, list[Annotated[int, msgspec.Meta(ge=0, lt=1 << _RAG_ID_BITS)]]]
+
+
+_Lines = msgspec.json.Decoder[_TraceLine] | msgspec.json.Decoder[_RagPulseLine]
+_MOONCAKE_LINES: Final = msgspec.json.Decoder(_TraceLine)
+_RAGPULSE_LINES: Final = msgspec.json.Decoder(_RagPulseLine)
 
 
 def detect_format(path: Path) -> Format:
@@ -63,11 +82,13 @@ def detect_format(path: Path) -> Format:
         raise RecordingError(f"{path} is empty: {_ACCEPTED}")
     if head.lstrip()[:1] == b"{":
         return "trace"
+    if head[:4] == _PARQUET_MAGIC:
+        return "parquet"
     if len(head) == 8:
         frame_count, first_length = struct.unpack("<II", head)
         if 1 <= frame_count <= FRAMES_MAX and first_length <= FRAME_BYTES_MAX:
             return "capture"
-    raise RecordingError(f"{path} starts with {head!r}, like neither a capture nor a trace: {_ACCEPTED}")
+    raise RecordingError(f"{path} starts with {head!r}, like no capture, recording or trace: {_ACCEPTED}")
 
 
 def read_capture(path: Path) -> Generator[list[bytes], None, None]:
@@ -90,6 +111,27 @@ def read_capture(path: Path) -> Generator[list[bytes], None, None]:
                 at += _U32.size + length
             yield frames
             offset = at
+
+
+def message_of(frames: Sequence[bytes], source: str) -> Message | None:
+    """A capture's message as the subscription `source` would have received it; None where it is no message.
+
+    Frames of ZeroMQ are read from the tail (`[…, topic, sequence u64 big-endian, payload]`), as its subscriber does;
+    those of NATS are `[subject, payload]`.
+    """
+    match frames:
+        case [*_, topic, sequence, payload] if len(sequence) == _SEQUENCE.size:
+            return Message(source, topic, _SEQUENCE.unpack(sequence)[0], payload)
+        case [subject, payload]:
+            return Message(source, subject, 0, payload)
+    return None
+
+
+def frames_of(message: Message, *, numbered: bool) -> list[bytes]:
+    """What `message_of` reads. `numbered`: as ZeroMQ's, whose transport numbers messages; else as NATS's."""
+    if numbered:
+        return [message.topic, _SEQUENCE.pack(message.transport_sequence), message.payload]
+    return [message.topic, message.payload]
 
 
 class CaptureRecorder:
@@ -159,33 +201,30 @@ class CaptureRecorder:
         )
 
 
-def capture_dialect(path: Path) -> Dialect:
-    """Whose messages a capture holds, told from the first ones. Raises `RecordingError` where none of ours reads them.
+def capture_dialect(path: Path) -> str:
+    """Whose messages a capture holds: `kvadvisor` or a name of `dialects.known.DIALECTS`, told from the first ones.
 
-    SGLang's frames are vLLM's; signed hashes and its medium CPU_PINNED tell them apart. Its stream needs set semantics:
-    read as vLLM's it would end with wrong blocks.
+    Raises `RecordingError` for messages of a form that no known engine sends.
     """
+    detector = Detector()
     with closing(read_capture(path)) as messages:
         for frames in itertools.islice(messages, _SNIFFED_MESSAGES):
-            match frames:
-                case [_, sequence, payload] if len(sequence) == 8:
-                    if is_batch(payload):
-                        return "kvadvisor"
-                    if _looks_like_sglang(payload):
-                        raise RecordingError(f"{path} was made by SGLang: reading its events comes with issue 3")
-                case [_, payload] | [_, _, _, payload] if b"publisher_id" in payload[:64]:
-                    raise RecordingError(f"{path} was made by NVIDIA Dynamo: reading its events comes with issue 3")
-                case _:
-                    raise RecordingError(f"{path} holds messages of {len(frames)} frames that no known engine sends")
+            message = message_of(frames, path.name)
+            if message is None:
+                raise RecordingError(f"{path} holds messages of {len(frames)} frames that no known engine sends")
+            dialect = "kvadvisor" if is_batch(message.payload) else detector.detect(message)
+            if dialect is not None:
+                return dialect
     return "vllm"
 
 
 def read_trace(path: Path) -> Iterator[TraceRequest]:
-    """The requests of a Mooncake trace, in the order of its lines; empty lines are stepped over.
+    """The requests of a Mooncake or RAGPulse trace, in the order of its lines; empty lines are stepped over.
 
     Raises `RecordingError` naming the line that cannot be read, or saying that the file is of another format where its
     first line is JSON and no request.
     """
+    lines: _Lines = _MOONCAKE_LINES
     with _opened(path) as stream:
         for number in itertools.count(1):
             line = stream.readline(LINE_BYTES_MAX + 1)
@@ -193,13 +232,27 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
                 return
             if len(line) > LINE_BYTES_MAX:
                 raise RecordingError(f"{path}, line {number} is longer than {LINE_BYTES_MAX} bytes: it is no trace")
+            if number == 1 and _is_ragpulse(line):
+                lines = _RAGPULSE_LINES
             if line.strip():
-                yield _request(path, number, line)
+                yield _request(path, number, line, lines)
 
 
-def _request(path: Path, number: int, line: bytes) -> TraceRequest:
+def _is_ragpulse(line: bytes) -> bool:
     try:
-        read = _LINES.decode(line)
+        _RAGPULSE_LINES.decode(line)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return True
+
+
+def _request(path: Path, number: int, line: bytes, lines: _Lines) -> TraceRequest:
+    try:
+        read = lines.decode(line)
+        for name, value in (("input_length", read.input_length), ("output_length", read.output_length)):
+            if value < 0:
+                raise RecordingError(f"{path}, line {number} has {name} {value}: mend or remove that line")
+        return _ragpulse_request(read) if isinstance(read, _RagPulseLine) else _mooncake_request(read)
     except msgspec.ValidationError as error:
         if number == 1:
             raise RecordingError(
@@ -209,10 +262,27 @@ def _request(path: Path, number: int, line: bytes) -> TraceRequest:
         raise RecordingError(f"{path}, line {number} is no request ({error}): mend or remove that line") from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise RecordingError(f"{path}, line {number} is no request ({error}): mend or remove that line") from error
-    for name, value in (("input_length", read.input_length), ("output_length", read.output_length)):
-        if value < 0:
-            raise RecordingError(f"{path}, line {number} has {name} {value}: mend or remove that line")
-    return TraceRequest(read.timestamp, read.input_length, read.output_length, read.hash_ids)
+
+
+def _mooncake_request(line: _TraceLine) -> TraceRequest:
+    return TraceRequest(line.timestamp, line.input_length, line.output_length, line.hash_ids)
+
+
+def _ragpulse_request(line: _RagPulseLine) -> TraceRequest:
+    """Its ids count within a group (`sys_prompt`, `passages_ids` …), groups follow one another, seconds are text.
+
+    Raises `ValueError` for a time that is none, or too many groups.
+    """
+    seconds = float(line.timestamp)
+    if not 0 <= seconds * 1000 <= TIMESTAMP_MS_MAX:
+        raise ValueError(f"timestamp {line.timestamp} is out of range")
+    if len(line.hash_ids) > _RAG_GROUPS_MAX:
+        raise ValueError(f"{len(line.hash_ids)} groups of ids are more than {_RAG_GROUPS_MAX}")
+    ids = [group << _RAG_ID_BITS | each for group, named in enumerate(line.hash_ids.values()) for each in named]
+    tokens = math.floor(line.input_length / max(len(ids), 1) + 0.5)
+    return TraceRequest(
+        seconds * 1000, line.input_length, line.output_length, ids, min(TRACE_BLOCK_TOKENS, max(1, tokens))
+    )
 
 
 def _read_u32(path: Path, stream: BinaryIO, at: int, message_at: int, *, at_end_ok: bool = False) -> int:
@@ -233,23 +303,6 @@ def _damaged(path: Path, at: int, message_at: int, what: str) -> RecordingError:
         f"{path} {what} at byte {at}: it was cut or damaged; record it again, or keep the whole messages before with"
         f" `head -c {message_at}`"
     )
-
-
-def _looks_like_sglang(payload: bytes) -> bool:
-    try:
-        _, events, *_ = msgspec.msgpack.decode(payload)
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
-        return False
-    return any(_is_sglang_event(event) for event in events) if isinstance(events, list) else False
-
-
-def _is_sglang_event(event: Any) -> bool:
-    match event:
-        case {"medium": "CPU_PINNED"}:
-            return True
-        case {"block_hashes": [*hashes]} | ["BlockStored" | "BlockRemoved", [*hashes], *_]:
-            return any(isinstance(each, int) and each < 0 for each in hashes)
-    return False
 
 
 @contextmanager
