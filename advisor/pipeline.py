@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -26,10 +26,12 @@ from advisor.fold import Fold
 from advisor.intake import Intake, Taken, Unreadable
 from advisor.turnstile import Turnstile
 from event_plane.schema import Batch
-from event_plane.transport import Message, Subscriber
+from event_plane.transport import Connection, Message, Received, Reconnected, ResendEnd, Subscriber
 
 POLL_MS = 50
 """Longest wait for messages; also how often resend deadlines are looked at."""
+PROBE_INTERVAL_S = 10.0
+"""Of a source for which nothing is configured."""
 
 _log = structlog.get_logger()
 
@@ -67,6 +69,8 @@ class IngestFigures:
     """By source: monotonic time at which its last message came, whatever became of it."""
     seen_s: dict[int, float] = field(default_factory=dict)
     """Monotonic time at which a producer's last batch was logged."""
+    gaps_open: dict[str, int] = field(default_factory=dict)
+    """By source: producers that something is missing of."""
     commits: int = 0
     commit_seconds_last: float = 0.0
 
@@ -93,6 +97,25 @@ class UnreadableLog:
         _log.warning(unreadable.reason, source=unreadable.source, detail=unreadable.detail, unsaid=since)
 
 
+class _Asks:
+    """A resend token for each producer of a source, the same each time: a second ask replaces the first."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[str, int | None], int] = {}
+        self._askers: list[tuple[str, int | None]] = []
+
+    def token(self, source: str, producer: int | None) -> int:
+        """`producer` None: of whoever the source carries."""
+        token = self._tokens.setdefault((source, producer), len(self._askers))
+        if token == len(self._askers):
+            self._askers.append((source, producer))
+        return token
+
+    def asker(self, token: int) -> tuple[str, int | None]:
+        """Source and producer that `token` was given to."""
+        return self._askers[token]
+
+
 class LogThread(threading.Thread):
     """Receives, logs, acknowledges. `submit` may be called from any thread; all else belongs to this one."""
 
@@ -107,7 +130,9 @@ class LogThread(threading.Thread):
         stopping: threading.Event,
         fail: Callable[[BaseException], None],
         committed: Callable[[float], None] = lambda _: None,
+        probe_interval_s: Mapping[str, float] | None = None,
     ) -> None:
+        """`probe_interval_s`, by source: how long a foreign producer may be silent before it is asked."""
         super().__init__(name="kvadvisor-log", daemon=True)
         self.figures = IngestFigures(logged_position=log.last_position())
         self.intake = intake
@@ -129,9 +154,14 @@ class LogThread(threading.Thread):
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
-        self._resend_token = 0
-        self._cannot_resend: list[str] = []
+        self._asks = _Asks()
+        self._probe_interval_s = dict.fromkeys(self._subscribers, PROBE_INTERVAL_S) | dict(probe_interval_s or {})
+        self._probe_due_s: dict[str, float] = {}
         self._unreadable = UnreadableLog()
+
+    def connections(self) -> dict[str, Connection]:
+        """How each source stands. From any thread."""
+        return {source: subscriber.connection() for source, subscriber in self._subscribers.items()}
 
     def submit(self, control: Control) -> Future[int]:
         """Log an entry of our own. The future gives its position once it is applied, or raises `StoppedError`."""
@@ -158,6 +188,8 @@ class LogThread(threading.Thread):
             self._wake_out.close()
 
     def _loop(self) -> None:
+        # What was published while we were away, last known batch included: its checksum tells a new life apart.
+        self._take([self.intake.connected(source, now_us()) for source in self._subscribers], [], [], [])
         while not self._stopping.is_set():
             if not any(self._receive_once()):
                 self._poll()
@@ -187,31 +219,66 @@ class LogThread(threading.Thread):
             new.append(entry)
             batches.append(None)
         controls = len(new)
-        taken: list[Taken] = [self.intake.tick(now_us())]
-        while self._cannot_resend:
-            taken.append(self.intake.resend_ended(self._cannot_resend.pop(), now_us()))
-        for subscriber in self._subscribers.values():
-            for received in subscriber.receive(self._batches_max):
-                if isinstance(received, Message):
-                    self.figures.heard_s[received.source] = time.monotonic()
-                    taken.append(self.intake.offer(received, now_us()))
-                else:
-                    taken.append(self.intake.resend_ended(received.source, now_us()))
-        for step in taken:
-            for unreadable in step.unreadable:
-                self._unreadable.say(unreadable, time.monotonic())
-            new += [accepted.entry for accepted in step.accepted]
-            batches += [accepted.batch for accepted in step.accepted]
-        if new:
-            self._append(new, batches, waiting)
-        for step in taken:
-            for source, producer, epoch, sequence in step.acknowledged:
-                self._subscribers[source].acknowledge(producer, epoch, sequence)
-            for source, from_sequence in step.resends:
-                self._resend_token += 1
-                if not self._subscribers[source].ask_resend(from_sequence, self._resend_token):
-                    self._cannot_resend.append(source)
+        taken = [self.intake.tick(now_us()), *self._probes()]
+        for source, subscriber in self._subscribers.items():
+            taken += [self._offered(source, received) for received in subscriber.receive(self._batches_max)]
+        self._take(taken, new, batches, waiting)
+        self.figures.gaps_open = self.intake.gaps_open()
         return controls, len(new) - controls
+
+    def _offered(self, source: str, received: Received) -> Taken:
+        match received:
+            case Message():
+                self.figures.heard_s[source] = time.monotonic()
+                return self.intake.offer(received, now_us())
+            case ResendEnd():
+                return self.intake.resend_ended(source, now_us(), self._asks.asker(received.token)[1])
+            case Reconnected():
+                return self.intake.connected(source, now_us())
+
+    def _probes(self) -> list[Taken]:
+        """Ask foreign producers that are silent whether something of theirs was lost."""
+        moment = time.monotonic()
+        taken = []
+        for source, interval_s in self._probe_interval_s.items():
+            if moment >= self._probe_due_s.setdefault(source, moment + interval_s):
+                self._probe_due_s[source] = moment + interval_s
+                taken.append(self.intake.probe(source, round(interval_s * 1_000_000), now_us()))
+        return taken
+
+    def _take(
+        self,
+        taken: list[Taken],
+        new: list[NewEntry],
+        batches: list[Batch | None],
+        waiting: list[tuple[int, Future[int]]],
+    ) -> None:
+        """Log what was accepted, after `new`; acknowledge it; ask for what is missing, and log what nobody has."""
+        while taken:
+            for step in taken:
+                for unreadable in step.unreadable:
+                    self._unreadable.say(unreadable, time.monotonic())
+                new += [accepted.entry for accepted in step.accepted]
+                batches += [accepted.batch for accepted in step.accepted]
+            if new:
+                self._append(new, batches, waiting)
+            for step in taken:
+                for source, producer, epoch, sequence in step.acknowledged:
+                    self._subscribers[source].acknowledge(producer, epoch, sequence)
+            taken = [answer for step in taken for answer in self._ask(step)]
+            new, batches, waiting = [], [], []
+
+    def _ask(self, step: Taken) -> list[Taken]:
+        """Send what a step asks for; returns what follows where a source cannot be asked."""
+        refused = []
+        for source, asked, from_sequence in step.resends:
+            token = self._asks.token(source, asked)
+            if not self._subscribers[source].ask_resend(from_sequence, token, asked):
+                refused.append(self.intake.cannot_resend(source, now_us(), asked))
+        for source, producer, epoch in step.snapshots:
+            if not self._subscribers[source].ask_snapshot(producer, epoch):
+                refused.append(self.intake.cannot_ask_snapshot(producer, now_us()))
+        return refused
 
     def _append(
         self, new: list[NewEntry], batches: list[Batch | None], waiting: list[tuple[int, Future[int]]]

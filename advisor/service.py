@@ -100,7 +100,7 @@ class AdvisorService:
         entry = control_entry(SettingsEntry(self.settings.for_fold(), POLICY_VERSION, self.term))
         position = log.append([entry], now_us())
         self.fold.apply(LogEntry(position, EntryKind.SETTINGS, entry.payload))
-        subscribers = self._connect(intake)
+        subscribers = self._connect()
         groups: queue.Queue[Group] = queue.Queue(maxsize=self.settings.queue_entries_max)
         self._log_thread = LogThread(
             log,
@@ -111,6 +111,7 @@ class AdvisorService:
             stopping=self.stopping,
             fail=self._fail,
             committed=self.metrics.commit_seconds.observe,
+            probe_interval_s={source.name: source.probe_interval_s for source in self.settings.sources},
         )
         agents = self._agents
         if agents is None:
@@ -168,7 +169,7 @@ class AdvisorService:
     def _index_size(self) -> IndexSize:
         return IndexSize.for_bytes(self.settings.index_memory_bytes_max)
 
-    def _connect(self, intake: Intake) -> list[Subscriber]:
+    def _connect(self) -> list[Subscriber]:
         subscribers: list[Subscriber] = []
         try:
             for source in self.settings.sources:
@@ -178,9 +179,6 @@ class AdvisorService:
             for subscriber in subscribers:
                 subscriber.close()
             raise
-        for subscriber in subscribers:
-            # What was published while we were away, last known batch included: its checksum tells a new life apart.
-            subscriber.ask_resend(intake.first_wanted(subscriber.source), 0)
         return subscribers
 
     def stop(self) -> None:
