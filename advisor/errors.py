@@ -25,3 +25,7 @@ class SettingsError(AdvisorError):
 
 class CommandError(AdvisorError):
     """A command that is registered but cannot be loaded."""
+
+
+class OutputError(AdvisorError):
+    """A file that a command was asked to write cannot be."""

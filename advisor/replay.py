@@ -7,7 +7,9 @@ counts".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +22,19 @@ from advisor.entries import EntryKind, LogEntry, SettingsEntry, Tick, VolumeEntr
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.index import ORDERS, PlaceKey
-from advisor.intake import Intake, SourceFacts, Taken
+from advisor.log import read_decoded
 from advisor.policies.tiering import POLICY_VERSION
-from event_plane.recording import capture_dialect, read_capture, read_trace
+from advisor.recorded import Reading, open_log_at, read_recorded
+from event_plane.pacing import Pace
+from event_plane.recording import TRACE_BLOCK_TOKENS, read_trace
 from event_plane.schema import RECORD_DTYPE, Namespace, Records, Tier
-from event_plane.transport import Message
 
-TRACE_BLOCK_TOKENS = 512
 CAPACITY_BLOCKS_MAX = 2**31 - 1
 _CACHE = "cache"
 _PRODUCER = 1
+
+Progress = Callable[[int], None]
+"""Told how much has been done since it was last told."""
 
 
 class ReplayError(AdvisorError):
@@ -56,6 +61,7 @@ class Trace:
 
     timestamps_ms: list[float]
     input_tokens: list[int]
+    block_tokens: list[int]
     ends: list[int]
     records: Records
     hashes: npt.NDArray[np.uint64]
@@ -73,19 +79,20 @@ NAMESPACE_ID = Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-
 
 
 def load_trace(path: Path) -> Trace:
-    """Read a Mooncake trace. A block is the same only if its whole path is, so its hash chains over the path.
+    """Read a trace, its requests by time. A block is the same only if its whole path is: its hash chains over the path.
 
     Raises `RecordingError` naming the line.
     """
     known: dict[tuple[bytes, int], bytes] = {}
     timestamps_ms: list[float] = []
     input_tokens: list[int] = []
+    block_tokens: list[int] = []
     ends: list[int] = []
     hashes: list[bytes] = []
     parents: list[bytes] = []
     depths: list[int] = []
     tokens: list[int] = []
-    for request in read_trace(path):
+    for request in sorted(read_trace(path), key=lambda request: request.timestamp_ms):
         parent = _NO_HASH
         for depth, block_id in enumerate(request.block_ids):
             block_hash = known.get((parent, block_id))
@@ -95,12 +102,13 @@ def load_trace(path: Path) -> Trace:
             hashes.append(block_hash)
             parents.append(parent)
             depths.append(depth)
-            tokens.append(TRACE_BLOCK_TOKENS)
+            tokens.append(request.block_tokens)
             parent = block_hash
         if request.block_ids:
-            tokens[-1] = request.input_tokens - (len(request.block_ids) - 1) * TRACE_BLOCK_TOKENS
+            tokens[-1] = request.input_tokens - (len(request.block_ids) - 1) * request.block_tokens
         timestamps_ms.append(request.timestamp_ms)
         input_tokens.append(request.input_tokens)
+        block_tokens.append(request.block_tokens)
         ends.append(len(hashes))
     pairs = np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 2)
     parent_pairs = np.frombuffer(b"".join(parents), np.uint64).reshape(-1, 2)
@@ -111,7 +119,7 @@ def load_trace(path: Path) -> Trace:
     records["parent_hash_lo"], records["parent_hash_hi"] = parent_pairs[:, 0], parent_pairs[:, 1]
     records["block_tokens"] = np.clip(tokens, 0, 0xFFFF)
     records["hits"] = 1
-    return Trace(timestamps_ms, input_tokens, ends, records, pairs)
+    return Trace(timestamps_ms, input_tokens, block_tokens, ends, records, pairs)
 
 
 _NO_HASH = bytes(16)
@@ -150,7 +158,7 @@ class TraceReplay:
         run = index.match(NAMESPACE_ID, 0, trace.hashes[first:end], self._cache)
         self._run_blocks += run
         whole = run == end - first
-        self._run_tokens += trace.input_tokens[number] if whole and run else run * TRACE_BLOCK_TOKENS
+        self._run_tokens += trace.input_tokens[number] if whole and run else run * trace.block_tokens[number]
         hits, events = index.serve_from(
             trace.records[first:end],
             place=self._cache,
@@ -183,12 +191,17 @@ def _descriptor(capacity_blocks: int) -> dict[str, object]:
 
 
 def replay_trace(
-    trace: Trace, policy: str, capacity_blocks: int, progress: Callable[[int], None] = lambda _: None
+    trace: Trace,
+    policy: str,
+    capacity_blocks: int,
+    progress: Progress = lambda _: None,
+    pace: Pace | None = None,
 ) -> TraceReplay:
     """Run the whole trace; `progress` is told how many requests have been done since it was last told."""
     replay = TraceReplay(policy, capacity_blocks)
     told = 0
     for number in range(trace.requests):
+        _sleep(pace, int(trace.timestamps_ms[number] * 1000))
         replay.request(trace, number)
         if number - told >= 256:
             progress(number - told)
@@ -198,53 +211,46 @@ def replay_trace(
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureReplay:
-    """A capture after its last message. `refused` counts what could not be read, by reason."""
+class RecordingReplay:
+    """A recording after its last batch. `refused` counts what could not be read, by reason."""
 
     fold: Fold
     messages: int
     refused: dict[str, int]
 
 
-def replay_capture(path: Path, progress: Callable[[int], None] = lambda _: None) -> CaptureReplay:
-    """Run a capture's messages through intake, gate and fold, as the live service does.
+def replay_recording(path: Path, progress: Progress = lambda _: None, pace: Pace | None = None) -> RecordingReplay:
+    """Run a capture's or a Parquet recording's batches through the fold, as the live service does.
 
-    Raises `RecordingError` for a file that is damaged or not of our engines, `ReplayError` for a message in it that
-    cannot be read at all. Events that make no sense, and batches that the file lacks, are counted.
+    Raises `RecordingError` for a file that is damaged or that none of ours reads. Events that make no sense, and
+    batches that the file lacks, are counted.
     """
     fold = Fold()
-    intake = Intake([SourceFacts(path.name, capture_dialect(path))])
-    position = 0
-    messages = 0
-    for frames in read_capture(path):
-        if len(frames) != 3 or len(frames[1]) != 8:
-            sizes = ", ".join(str(len(frame)) for frame in frames)
-            raise ReplayError(f"{path}: message {messages} is damaged (frames of {sizes} bytes): record it again")
-        message = Message(path.name, frames[0], int.from_bytes(frames[1], "big"), frames[2])
-        taken = intake.offer(message, 0)
-        if taken.unreadable:
-            raise ReplayError(f"{path}: message {messages} is damaged ({taken.unreadable[0].detail}): record it again")
-        position = _fold_taken(fold, taken, position)
-        messages += 1
+    reading = Reading()
+    for recorded in read_recorded(path, reading):
+        _sleep(pace, recorded.received_us or recorded.batch.timestamp_us)
+        entry = LogEntry(recorded.position, EntryKind.BATCH, b"", source=recorded.source)
+        fold.apply(entry, recorded.batch)
         progress(1)
-    # A file cannot fill a gap: what is still held is released after its gap is declared lost.
-    for taken in _exhaust(intake, path.name):
-        position = _fold_taken(fold, taken, position)
-    lacking = {"batch that the file lacks": sum(intake.lost.values())} if intake.lost else {}
-    return CaptureReplay(fold, messages, dict(intake.refused) | lacking)
+    return RecordingReplay(fold, reading.messages, dict(reading.refused))
 
 
-def _exhaust(intake: Intake, source: str) -> Iterator[Taken]:
-    while intake.gate.waiting():
-        yield intake.resend_ended(source, 0)
+def replay_log(place: Path, progress: Progress = lambda _: None, pace: Pace | None = None) -> RecordingReplay:
+    """Fold an advisor's log again, ticks and plans included. Raises `LogError` for one that is cut or damaged."""
+    fold = Fold()
+    batches = 0
+    with contextlib.closing(open_log_at(place)) as log:
+        for entry, batch in read_decoded(log, place):
+            _sleep(pace, entry.recorded_us)
+            fold.apply(entry, batch)
+            batches += batch is not None
+            progress(1)
+    return RecordingReplay(fold, batches, {})
 
 
-def _fold_taken(fold: Fold, taken: Taken, position: int) -> int:
-    for accepted in taken.accepted:
-        position += 1
-        entry = LogEntry(position, EntryKind.BATCH, accepted.entry.payload, source=accepted.entry.source)
-        fold.apply(entry, accepted.batch)
-    return position
+def _sleep(pace: Pace | None, recorded_us: int) -> None:
+    if pace is not None and (wait_s := pace.wait_s(recorded_us, time.monotonic())):
+        time.sleep(wait_s)
 
 
 def live_blocks(fold: Fold) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
@@ -20,16 +19,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from advisor.index import ORDERS
+from advisor.outputs import require_writable, write_json
+from advisor.recorded import is_log
 from advisor.replay import (
+    RecordingReplay,
     ReplayError,
     TraceReplay,
     TraceResult,
     as_json,
     live_blocks,
     load_trace,
-    replay_capture,
+    replay_log,
+    replay_recording,
     replay_trace,
 )
+from event_plane.pacing import Pace
 from event_plane.recording import detect_format
 
 DEFAULT_POLICIES = ("lru", "lfu")
@@ -61,7 +65,13 @@ class FileReport:
 
 
 def replay(
-    files: Annotated[list[Path], typer.Argument(help="Mooncake traces (.jsonl, .jsonl.gz) and captures (.cap).")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Traces of requests (.jsonl, .jsonl.gz), captures (.cap), recordings (.parquet), and an advisor's log"
+            " (its folder, or log.db)."
+        ),
+    ],
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,6 +88,9 @@ def replay(
             f" (default: {', '.join(str(blocks) for blocks in DEFAULT_CAPACITIES)}).",
         ),
     ] = None,
+    speed: Annotated[
+        float | None, typer.Option("--speed", help="Times as fast as recorded (default: as fast as it can).")
+    ] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
     state_out: Annotated[
         Path | None, typer.Option("--state", help="Write the live blocks' low 64 hash bits here, sorted.")
@@ -89,49 +102,60 @@ def replay(
     for name in policies:
         for blocks in capacities:
             TraceReplay(name, blocks)
+    _pace(speed)
     for out in (json_out, state_out):
         if out is not None:
-            _require_writable(out)
-    formats = [detect_format(path) for path in files]
+            require_writable(out)
+    formats = ["log" if is_log(path) else detect_format(path) for path in files]
     console = Console(markup=False)
     reports: list[FileReport] = []
     for path, kind in zip(files, formats, strict=True):
-        if kind == "capture":
-            reports.append(_capture_report(path))
+        if kind == "trace":
+            reports.append(_trace_report(path, policies, capacities, speed, keep_live=state_out is not None))
         else:
-            reports.append(_trace_report(path, policies, capacities, keep_live=state_out is not None))
+            reports.append(_recording_report(path, kind, speed))
     for report in reports:
         console.print(_title(report), soft_wrap=True)
         console.print(_table(report))
         for reason, count in report.refused.items():
             console.print(f"not used: {count:,} × {reason}", soft_wrap=True)
     if json_out is not None:
-        _write(json_out, {"files": [report.as_json() for report in reports]})
+        write_json(json_out, {"files": [report.as_json() for report in reports]})
     if state_out is not None:
-        _write(state_out, sorted({block for report in reports for block in report.live}))
+        write_json(state_out, sorted({block for report in reports for block in report.live}))
 
 
-def _capture_report(path: Path) -> FileReport:
+def _pace(speed: float | None) -> Pace:
+    try:
+        return Pace(speed)
+    except ValueError as error:
+        raise ReplayError(str(error)) from error
+
+
+def _recording_report(path: Path, kind: str, speed: float | None) -> FileReport:
     with _progress(path.name, None) as advance:
-        replayed = replay_capture(path, advance)
+        run = replay_log if kind == "log" else replay_recording
+        replayed: RecordingReplay = run(path, advance, _pace(speed))
     return FileReport(
         str(path),
-        "capture",
+        kind,
         events=replayed.fold.events_total,
         live=live_blocks(replayed.fold),
         refused=replayed.refused,
     )
 
 
-def _trace_report(path: Path, policies: list[str], capacities: list[int], *, keep_live: bool) -> FileReport:
+def _trace_report(
+    path: Path, policies: list[str], capacities: list[int], speed: float | None, *, keep_live: bool
+) -> FileReport:
     trace = load_trace(path)
     report = FileReport(str(path), "trace", requests=trace.requests, events=trace.accesses)
     jobs = [(name, blocks) for name in policies for blocks in capacities]
     with _progress(path.name, len(jobs) * trace.requests) as advance:
         if len(jobs) == 1:
-            replayed = [_finish(replay_trace(trace, *jobs[0], advance), keep_live)]
+            replayed = [_finish(replay_trace(trace, *jobs[0], advance, _pace(speed)), keep_live)]
         else:
-            replayed = _in_processes(path, jobs, advance, keep_live)
+            replayed = _in_processes(path, jobs, advance, speed, keep_live)
     report.results = [result for result, _ in replayed]
     report.live = replayed[-1][1] if replayed else []
     return report
@@ -157,19 +181,21 @@ def _loaded(path: Path) -> Any:
     return load_trace(path)
 
 
-def _work(path: Path, policy: str, capacity: int, keep_live: bool) -> tuple[TraceResult, list[int]]:
+def _work(
+    path: Path, policy: str, capacity: int, speed: float | None, keep_live: bool
+) -> tuple[TraceResult, list[int]]:
     assert _told is not None
-    return _finish(replay_trace(_loaded(path), policy, capacity, _told.put), keep_live)
+    return _finish(replay_trace(_loaded(path), policy, capacity, _told.put, _pace(speed)), keep_live)
 
 
 def _in_processes(
-    path: Path, jobs: list[tuple[str, int]], advance: Callable[[int], None], keep_live: bool
+    path: Path, jobs: list[tuple[str, int]], advance: Callable[[int], None], speed: float | None, keep_live: bool
 ) -> list[tuple[TraceResult, list[int]]]:
     context = multiprocessing.get_context("spawn")
     told: SimpleQueue[int] = context.SimpleQueue()
     workers = min(len(jobs), os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(told,)) as pool:
-        futures = [pool.submit(_work, path, policy, blocks, keep_live) for policy, blocks in jobs]
+        futures = [pool.submit(_work, path, policy, blocks, speed, keep_live) for policy, blocks in jobs]
         for future in futures:
             while not future.done():
                 while not told.empty():
@@ -195,14 +221,14 @@ def _progress(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def _title(report: FileReport) -> str:
-    if report.format == "capture":
-        return f"{report.path}: capture"
+    if report.format != "trace":
+        return f"{report.path}: {report.format}"
     return f"{report.path}: {report.requests:,} requests, {report.events:,} block accesses"
 
 
 def _table(report: FileReport) -> Table:
     table = Table()
-    if report.format == "capture":
+    if report.format != "trace":
         table.add_column("events", justify="right")
         table.add_column("live blocks at the end", justify="right")
         table.add_row(f"{report.events:,}", f"{len(report.live):,}")
@@ -214,27 +240,3 @@ def _table(report: FileReport) -> Table:
         figures = (r.capacity_blocks, r.run_blocks, r.run_tokens, r.seq_block_hits)
         table.add_row(r.policy, *(f"{figure:,}" for figure in figures), hit_ratio)
     return table
-
-
-def _require_writable(path: Path) -> None:
-    """Tried before the work whose outcome it is for. Leaves no file that was not there."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        return  # a pipe's reader would take it for the end
-    was_there = path.exists()
-    with _writing(path):
-        path.open("a").close()
-        if not was_there:
-            path.unlink()
-
-
-def _write(path: Path, content: object) -> None:
-    with _writing(path):
-        path.write_text(json.dumps(content, indent=1) + "\n")
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as fault:
-        raise ReplayError(f"{path} cannot be written ({fault.strerror}): choose another place") from fault

@@ -22,13 +22,13 @@ from event_plane.schema import RECORD_DTYPE, Batch, BatchKind, EventType, Namesp
 NO_EVENT: Final = "none"
 """Event type of the one row of a batch without records; its other event columns are 0 or null."""
 
-_EVENT_NAMES: Final = [
+EVENT_NAMES: Final = [
     *({each.value: each.name.lower() for each in EventType}.get(number, str(number)) for number in range(256)),
     NO_EVENT,
 ]
-"""By event type: its name, its number where it has none."""
+"""By event type: its name, its number where it has none; last, `NO_EVENT`."""
 _NO_EVENT_NUMBER: Final = 256
-_EVENT_NUMBERS: Final = {name: number for number, name in enumerate(_EVENT_NAMES)}
+_EVENT_NUMBERS: Final = {name: number for number, name in enumerate(EVENT_NAMES)}
 
 _TEXT: Final = pa.dictionary(pa.int32(), pa.string())
 _KIND: Final = pa.dictionary(pa.int8(), pa.string())
@@ -120,7 +120,7 @@ def to_table(recorded: Sequence[RecordedBatch]) -> pa.Table:
     event_numbers = records["event_type"].astype(np.int16)
     event_numbers[firsts[[not len(batch.records) for batch in batches]]] = _NO_EVENT_NUMBER
     columns: dict[str, Any] = {
-        "event_type": pa.DictionaryArray.from_arrays(event_numbers, _EVENT_NAMES),
+        "event_type": pa.DictionaryArray.from_arrays(event_numbers, EVENT_NAMES),
         "reserved": np.frombuffer(records["reserved"].tobytes(), "<u8"),
         "envelope": _envelopes(batches, firsts, len(records)),
     }

@@ -17,7 +17,7 @@ from advisor.replay import (
     as_json,
     live_blocks,
     load_trace,
-    replay_capture,
+    replay_recording,
     replay_trace,
 )
 from event_plane.dialects.vllm import VllmDialect
@@ -61,7 +61,7 @@ def test_hit_figures_equal_the_reference(
 
 def test_int_capture_ends_with_the_blocks_of_the_engines_own_cache(shared_data: Path) -> None:
     oracle = json.loads((shared_data / "captures/vllm033_int.cap.oracle.json").read_text())
-    replayed = replay_capture(shared_data / "captures/vllm033_int.cap")
+    replayed = replay_recording(shared_data / "captures/vllm033_int.cap")
     assert live_blocks(replayed.fold) == sorted(oracle)
     assert replayed.messages == 800
     assert not any(producer.partial for producer in replayed.fold.producers.values())
@@ -70,7 +70,7 @@ def test_int_capture_ends_with_the_blocks_of_the_engines_own_cache(shared_data: 
 
 def test_bytes_capture_ends_with_the_blocks_of_the_engines_own_cache(shared_data: Path) -> None:
     oracle = json.loads((shared_data / "captures/vllm033_bytes.cap.oracle.json").read_text())
-    replayed = replay_capture(shared_data / "captures/vllm033_bytes.cap")
+    replayed = replay_recording(shared_data / "captures/vllm033_bytes.cap")
     assert live_blocks(replayed.fold) == sorted(int(h[-16:], 16) for h in oracle)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from advisor.replay import live_blocks, replay_capture
+from advisor.replay import live_blocks, replay_recording
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, SourceSettings
 from event_plane.recording import read_capture
@@ -147,4 +147,4 @@ def test_silent_restart_while_away_is_seen_though_resends_have_no_topic(
         (state,) = service.fold.producers.values()
         eventually(lambda: state.epochs_closed >= 1 and state.sequence == 10, "the second life")
         second_life = write_capture(tmp_path / "second.cap", engine.sent)
-        eventually(lambda: live_blocks(service.fold) == live_blocks(replay_capture(second_life).fold), "its blocks")
+        eventually(lambda: live_blocks(service.fold) == live_blocks(replay_recording(second_life).fold), "its blocks")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advisor.errors import AdvisorError
-from advisor.replay import load_trace, replay_capture, replay_trace
+from advisor.replay import load_trace, replay_recording, replay_trace
 from event_plane.errors import EventPlaneError
 from event_plane.recording import detect_format
 
@@ -41,7 +41,7 @@ CAPTURE, TRACE = capture_bytes(6), trace_bytes(6)
 
 def replay(path: Path) -> None:
     if detect_format(path) == "capture":
-        replay_capture(path).fold.index.check()
+        replay_recording(path).fold.index.check()
     else:
         replay_trace(load_trace(path), "lru", 4).fold.index.check()
 
@@ -82,7 +82,7 @@ def test_batches_that_a_capture_lacks_are_counted_and_what_follows_is_read(tmp_p
     size = len(CAPTURE) // 6
     path = tmp_path / "gap.cap"
     path.write_bytes(b"".join(CAPTURE[size * n : size * (n + 1)] for n in keep))
-    replayed = replay_capture(path)
+    replayed = replay_recording(path)
     assert replayed.messages == len(list(keep))
     assert replayed.refused == {"batch that the file lacks": 6 - len(list(keep))}
     (producer,) = replayed.fold.producers.values()

@@ -1,0 +1,81 @@
+"""`kvadvisor inspect`: what a recorded stream holds, as tables, JSON and a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from advisor.outputs import require_writable, write_json, write_text
+from advisor.recorded import Reading, read_recorded
+from advisor.web import formats
+from advisor.web.stream_page import render_stream
+from event_plane.stream_report import Report, StreamReport
+
+
+def inspect(
+    file: Annotated[
+        Path, typer.Argument(help="A capture (.cap), a recording (.parquet), or an advisor's log (its folder, log.db).")
+    ],
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
+    html_out: Annotated[Path | None, typer.Option("--html", help="Write them here as a page of its own.")] = None,
+) -> None:
+    """Show what a recorded stream holds: producers, epochs, gaps, rates and the mix of events."""
+    for out in (json_out, html_out):
+        if out is not None:
+            require_writable(out)
+    reading, stream = Reading(), StreamReport()
+    for recorded in read_recorded(file, reading):
+        stream.add(recorded)
+    report = stream.report()
+    _print(Console(markup=False, highlight=False), report, reading)
+    if json_out is not None:
+        read = {"path": str(file), "duplicates_dropped": reading.duplicates, "refused": dict(reading.refused)}
+        write_json(json_out, read | msgspec.to_builtins(report))
+    if html_out is not None:
+        write_text(html_out, render_stream(report, file.name))
+
+
+def _print(console: Console, report: Report, reading: Reading) -> None:
+    rate = formats.rate(report.events / report.span_s) if report.span_s else formats.NOTHING
+    begun = formats.timestamp(report.first_us) or "times unknown"
+    console.print(
+        f"{report.events:,} events in {report.batches:,} batches, {formats.size(report.wire_bytes)} on the wire;"
+        f" {formats.seconds(report.span_s)} from {begun}, {rate} events/s",
+        soft_wrap=True,
+    )
+    console.print(_producers(report))
+    if report.producers_untold:
+        console.print(f"and at least {report.producers_untold:,} more producers")
+    mix = Table("type", *(tier for tier in ("G1", "G2", "G3", "G4", "all")), "events")
+    for name, by_tier in report.types.items():
+        figures = [by_tier.get(tier, 0) for tier in ("G1", "G2", "G3", "G4", "all")]
+        mix.add_row(name, *(f"{figure:,}" for figure in figures), f"{sum(by_tier.values()):,}")
+    console.print(mix)
+    for head, counts in (("location", report.locations), ("namespace", report.namespaces), ("batches", report.kinds)):
+        table = Table(head, "batches" if head == "batches" else "events")
+        for name, number in counts.items():
+            table.add_row(name, f"{number:,}")
+        console.print(table)
+    for reason, number in reading.refused.items():
+        console.print(f"not used: {number:,} × {reason}", soft_wrap=True)
+    if reading.duplicates:
+        console.print(f"received twice: {reading.duplicates:,} messages")
+
+
+def _producers(report: Report) -> Table:
+    table = Table("producer", "epoch", "sequences", "batches", "events", "gaps", "missing", "duplicates", "snapshots")
+    for producer in report.producers:
+        name = producer.name or f"{producer.producer:016x}"
+        for epoch in producer.epochs:
+            figures = (epoch.batches, epoch.events, epoch.gaps, epoch.missing, epoch.duplicates, epoch.snapshots)
+            sequences = f"{epoch.first_sequence}–{epoch.last_sequence}"
+            table.add_row(name, f"{epoch.epoch:x}", sequences, *(f"{figure:,}" for figure in figures))
+            name = ""
+        if producer.epochs_untold:
+            table.add_row("", f"and {producer.epochs_untold:,} more")
+    return table
