@@ -88,3 +88,4 @@ class Monitor:
 
     def close(self) -> None:
         self._watched.disable_monitor()
+        self.pollable.close()
