@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -20,6 +22,7 @@ from advisor.entries import (
     encode_control,
 )
 from event_plane import wire
+from event_plane.parquet import ParquetRecorder
 from event_plane.schema import (
     RECORD_DTYPE,
     Batch,
@@ -145,6 +148,16 @@ def capture() -> list[bytes]:
     """Two messages of a vLLM."""
     frames = [[b"kv-events", sequence.to_bytes(8, "big"), payload] for sequence, payload in enumerate(vllm()[:2])]
     return [b"".join(struct.pack("<I", 3) + b"".join(struct.pack("<I", len(f)) + f for f in each) for each in frames)]
+
+
+def parquet() -> list[bytes]:
+    """A recording of two groups, the second without records."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "seed.parquet"
+        with ParquetRecorder(path, group_rows=3) as recorder:
+            for batch in our_batches()[:2]:
+                recorder.write(wire.decode(batch), "core", received_us=1_700_000_000_000_000)
+        return [path.read_bytes()]
 
 
 def trace() -> list[bytes]:

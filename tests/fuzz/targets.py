@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from event_plane.dialects.known import DIALECTS, Detector, open_dialect
 
 from advisor.entries import decode_control, encode_control
 from event_plane import wire
+from event_plane.dialects.known import DIALECTS, Detector, open_dialect
 from event_plane.errors import DialectError, RecordingError, WireError
+from event_plane.parquet import read_parquet
 from event_plane.recording import capture_dialect, detect_format, read_capture, read_trace
 from event_plane.schema import RECORD_COUNT_MAX, Batch
 from event_plane.transport import Message
@@ -68,6 +69,15 @@ def check_capture(raw: bytes) -> None:
                 capture_dialect(path)
                 for frames in read_capture(path):
                     assert sum(map(len, frames)) <= len(raw)
+        except RecordingError as error:
+            assert str(path) in str(error)  # noqa: PT017
+
+
+def check_parquet(raw: bytes) -> None:
+    with _as_file(raw) as path:
+        try:
+            for recorded in read_parquet(path):
+                _check_batch(recorded.batch)
         except RecordingError as error:
             assert str(path) in str(error)  # noqa: PT017
 
@@ -121,6 +131,7 @@ TARGETS: Final[dict[str, Target]] = {
     "wire": Target(check_wire, seeds.our_batches, mutate_batch),
     **{name: Target(partial(check_dialect, name), _DIALECT_SEEDS[name], mutate_either) for name in DIALECTS},
     "capture": Target(check_capture, seeds.capture, mutate_frames),
+    "parquet": Target(check_parquet, seeds.parquet, mutate_bytes),
     "trace": Target(check_trace, seeds.trace, mutate_bytes),
     "control": Target(check_control, seeds.controls, mutate_messagepack),
 }
