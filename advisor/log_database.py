@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from sqlalchemy.exc import ArgumentError
 
 from advisor.errors import LogError
 from advisor.log_faults import explained, is_failure_of
+from advisor.log_folder import make_folder, sync_folder
 from advisor.log_lock import WriterLock
 from advisor.log_schema import migrate, require_current
 from advisor.tables import entries
@@ -199,25 +199,6 @@ def is_begun(path: Path) -> bool:
             return bool(inspect(connection).get_table_names())
     finally:
         engine.dispose()
-
-
-def make_folder(folder: Path) -> None:
-    """Raises `LogError`."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LogError(f"{folder} cannot be made ({error.strerror}): choose another directory") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in it as durable as their files' content. Raises `LogError`."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        raise LogError(f"{folder} cannot be synced ({error.strerror}): check its disk") from error
-    finally:
-        os.close(descriptor)
 
 
 def _prepare(engine: Engine, pragmas: tuple[str, ...]) -> None:

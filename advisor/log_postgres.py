@@ -52,7 +52,7 @@ def postgres_url(url: str, password_file: Path | None) -> URL:
     if parsed.get_backend_name() != "postgresql" or not parsed.database:
         raise LogError(f"log.url {parsed.render_as_string()} names no database: write postgresql://user@host/database")
     if parsed.password is not None:
-        raise LogError("log.url holds a password: write it to a file that log.password_file names, where no log shows it")
+        raise LogError("log.url holds a password: move it to a file, which log.password_file names; nothing shows that")
     password = None
     if password_file is not None:
         try:

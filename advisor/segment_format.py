@@ -89,9 +89,10 @@ def decode_head(buffer: memoryview) -> Head | None:
     raise FrameDamaged("its head is no frame's" if magic != MAGIC else "its head's checksum is not its own")
 
 
-def decode_kind(body: memoryview) -> int:
-    """The number of the entry's kind, unchecked."""
-    return body[0]
+def peek(body: memoryview) -> tuple[int, int]:
+    """The number of the entry's kind and the entries of its append, unchecked. Of `body` only `META` is looked at."""
+    meta = META.unpack_from(body)
+    return meta[0], meta[-1]
 
 
 def decode_body(head: Head, body: memoryview) -> Body:
