@@ -26,6 +26,7 @@ from event_plane.publishing import RESEND_END, BatchPublisher, PublisherOptions
 from event_plane.schema import EventRecord, EventType, Namespace
 from event_plane.sequence import SequenceGate
 from tests.contract.transports import PATIENCE_S
+from tests.faults import ZmqProxy
 
 NAMESPACE: Final = Namespace(tenant="acme", model="tiny")
 ENGINE_TOPIC: Final = b"kv-events"
@@ -98,12 +99,8 @@ class Core:
 
     def _open(self) -> BatchPublisher:
         self._lives += 1
-        return open_publisher(
-            *self._place, producer=self.producer, epoch=self._lives, on_snapshot=self._on_snapshot, **self._options
-        )
-
-    def _on_snapshot(self) -> None:
-        self.list_all()
+        options: PublisherOptions = {**self._options, "epoch": self._lives, "on_snapshot": self.list_all}
+        return open_publisher(*self._place, producer=self.producer, **options)
 
     def _removed(self, placed: EventRecord) -> EventRecord:
         return EventRecord(EventType.REMOVE, placed.tier, placed.sequence_hash, placed.namespace, placed.location)
@@ -257,6 +254,14 @@ class Advisor:
     def _fail(self, fault: BaseException) -> None:
         self.faults.append(fault)
         self._stopping.set()
+
+
+def attach(lanes: ZmqProxy, publish: Callable[[], None]) -> None:
+    """Publish until a batch comes by and somebody listens: faults before would only be a late start."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not lanes.attached.wait(0.01):
+        assert time.monotonic() < deadline
+        publish()
 
 
 def described(fold: Fold, expected: Sequence[int]) -> str:
