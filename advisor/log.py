@@ -158,7 +158,7 @@ class SqlLog:
         return self._last_position if self._database.writable else self._stored_last_position()
 
     def prune(self, through: int) -> int:
-        """SQLite drops exactly up to `through`, in steps; its file never shrinks. PostgreSQL drops whole partitions."""
+        """SQLite drops rows, some 16,000 a call; its file never shrinks. PostgreSQL drops whole partitions."""
         self._require_writer()
         before = self.first_position()
         wanted = self._reads.spare(min(through, self._last_position - 1))

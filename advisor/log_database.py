@@ -22,6 +22,8 @@ Answer = TypeVar("Answer")
 
 PRUNE_ENTRIES = 256
 """Deleted in one transaction: a writer beside it waits for no more."""
+PRUNE_STEPS_MAX = 64
+"""In one call, which so ends soon."""
 SIZE = text(
     "SELECT (page_count - freelist_count) * page_size"
     " FROM pragma_page_count(), pragma_freelist_count(), pragma_page_size()"
@@ -134,9 +136,9 @@ class SqliteDatabase:
 
     def prune(self, through: int) -> None:
         """Row by row, in steps; their pages are used again."""
-        done = False
-        while not done:
-            done = self.write(lambda connection: self._prune_step(connection, through))
+        for _ in range(PRUNE_STEPS_MAX):
+            if self.write(lambda connection: self._prune_step(connection, through)):
+                return
 
     def _prune_step(self, connection: Connection, through: int) -> bool:
         """Whether nothing is left to drop."""

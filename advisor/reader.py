@@ -246,7 +246,7 @@ class ServiceReader:
         self, from_position: int | None = None, limit: int = 100, kind: str | None = None
     ) -> EventsPage:
         if self._queries is None:
-            self._queries = LogQueries(self._service.settings.log_path)
+            self._queries = self._service.open_queries()
         entries = await self._queries.page(from_position, limit, kind)
         more = from_position is not None and len(entries) == limit
         return EventsPage(

@@ -59,6 +59,11 @@ class Catalogue:
         assert key is not None
         return int(key[0])
 
+    def terms(self) -> list[tuple[int, int, str, int, str]]:
+        columns = (terms.c.term, terms.c.started_us, terms.c.host, terms.c.pid, terms.c.version)
+        with explained(self.path, "read"), self._engine.connect() as connection:
+            return [row._tuple() for row in connection.execute(select(*columns).order_by(terms.c.term))]
+
     def record(self, segment: Segment) -> None:
         """A segment that was sealed."""
         with explained(self.path, "append to"), self._engine.begin() as connection:

@@ -174,6 +174,11 @@ class SegmentLog:
         self._require_writer()
         return self._catalogue.next_term(started_us, host, pid, version)
 
+    def terms(self) -> list[tuple[int, int, str, int, str]]:
+        """Every start of the advisor, oldest first: term, µs since 1970, host, process, version."""
+        self._require_writer()
+        return self._catalogue.terms()
+
     def close(self) -> None:
         if self._writer is None:
             return

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event
 from advisor.entries import EntryKind, NewEntry, Tick, control_entry
 from advisor.errors import LogError
 from advisor.log import PAGE_BYTES_MAX, PAGE_ENTRIES_MAX, SqlLog
-from advisor.log_queries import LogQueries, Term
+from advisor.log_queries import SqlQueries, Term
 
 
 def batch(sequence: int, payload: bytes = b"batch") -> NewEntry:
@@ -268,7 +268,7 @@ def test_queries_page_forward_backward_and_by_kind(tmp_path: Path) -> None:
     log.next_term(77, "host", 42, "0.1.0")
 
     async def ask() -> None:
-        queries = LogQueries(tmp_path / "log.db")
+        queries = SqlQueries(tmp_path / "log.db")
         assert [e.position for e in await queries.page()] == [1, 2, 3, 4, 5]
         assert [e.position for e in await queries.page(limit=2)] == [4, 5]
         assert [e.position for e in await queries.page(2, limit=2)] == [2, 3]
@@ -294,4 +294,4 @@ def test_queries_page_forward_backward_and_by_kind(tmp_path: Path) -> None:
 
 def test_queries_need_a_log(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="there is no log at"):
-        LogQueries(tmp_path / "log.db")
+        SqlQueries(tmp_path / "log.db")
