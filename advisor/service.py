@@ -104,7 +104,7 @@ class AdvisorService:
         entry = control_entry(SettingsEntry(self.settings.for_fold(), POLICY_VERSION, self.term))
         position = log.append([entry], now_us())
         self.fold.apply(LogEntry(position, EntryKind.SETTINGS, entry.payload))
-        subscribers = self._connect()
+        subscribers = self._connect(intake)
         groups: queue.Queue[Group] = queue.Queue(maxsize=self.settings.queue_entries_max)
         self._log_thread = LogThread(
             log,
@@ -186,12 +186,21 @@ class AdvisorService:
     def _index_size(self) -> IndexSize:
         return IndexSize.for_bytes(self.settings.index_memory_bytes_max)
 
-    def _connect(self) -> list[Subscriber]:
+    def _connect(self, intake: Intake) -> list[Subscriber]:
         subscribers: list[Subscriber] = []
         try:
             for source in self.settings.sources:
-                topic = source.topic.encode()
-                subscribers += [open_subscriber(source.name, source.url, source.resend_url or None, topic=topic)]
+                subscribers.append(
+                    open_subscriber(
+                        source.name,
+                        source.url,
+                        source.resend_url or None,
+                        topic=source.topic.encode(),
+                        credentials=source.credentials,
+                        resume=intake.resume(source.name),
+                        when_slow=source.when_slow,
+                    )
+                )
         except BaseException:
             for subscriber in subscribers:
                 subscriber.close()
