@@ -103,6 +103,12 @@ def decode_body(head: Head, body: memoryview) -> Body:
     if kind not in _KINDS:
         raise FrameDamaged(f"its kind {kind} is not known to this version")
     name_end = META.size + name_bytes
+    if len(body) < name_end:
+        raise FrameDamaged(f"its source's name has {name_bytes} bytes, {len(body) - META.size} follow")
+    try:
+        source = str(body[META.size : name_end], "utf-8")
+    except UnicodeDecodeError as error:
+        raise FrameDamaged(f"its source's name is no text ({error.reason})") from error
     is_batch = bool(flags & _HAS_BATCH)
     entry = LogEntry(
         position=head.position,
@@ -111,7 +117,7 @@ def decode_body(head: Head, body: memoryview) -> Body:
         producer=producer if is_batch else None,
         epoch=epoch if is_batch else None,
         sequence=sequence if is_batch else None,
-        source=str(body[META.size : name_end], "utf-8"),
+        source=source,
         foreign_crc=foreign_crc if flags & _HAS_FOREIGN_CRC else None,
         recorded_us=recorded_us,
     )
