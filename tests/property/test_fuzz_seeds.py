@@ -78,9 +78,9 @@ def test_values_nested_past_the_recursion_limit_are_the_one_error(name: str) -> 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"cut"], ids=["no text", "longer than what follows"])
 def test_source_of_a_segments_frame_that_cannot_be_read_is_damage_that_is_named(name: bytes) -> None:
-    (head, body), *_ = segment_frames(segments()[0])
+    *_, ((_, position, first), body) = segment_frames(segments()[0])
     damaged = bytearray(body[:48] + name)
     struct.pack_into("<H", damaged, 2, 2 if name != b"cut" else 4)
-    raw = segment_head(len(damaged), head[1], head[1], bytes(damaged))
+    raw = segment_head(len(damaged), position, first, bytes(damaged)) + damaged
     with pytest.raises(SegmentDamaged, match="its source's name"):
-        list(read_groups(Path("log"), BlockBytes(raw), 1))
+        list(read_groups(Path("log"), BlockBytes(raw), position))
