@@ -47,6 +47,7 @@ from event_plane.nats_requests import (
     snapshot_body,
 )
 from event_plane.nats_transport import (
+    FLUSH_WAIT_S,
     SUBSCRIPTION_BYTES_MAX,
     SUBSCRIPTION_MESSAGES_MAX,
     MailboxSubscriber,
@@ -70,7 +71,6 @@ _IN_FLIGHT_MAX = 64
 _STORE_WAIT_S = 5.0
 """After which a batch is sent again: the stream knows it by its id."""
 _STORE_AGAIN_S = 0.5
-_FLUSH_WAIT_S = 2.0
 _CLOSE_WAIT_S = 1.0
 _API_WAIT_S = 5.0
 _PULL_BATCHES = 256
@@ -263,7 +263,8 @@ class JetStreamPublisher(BatchPublisher):
     def flush(self) -> int:
         """See `Publisher.flush`. Waits besides until the stream has it, for two seconds at most."""
         last = super().flush()
-        self._stream.wait_stored(last, _FLUSH_WAIT_S)
+        if self.connection().connected:
+            self._stream.wait_stored(last, FLUSH_WAIT_S)
         return last
 
 
