@@ -1,0 +1,137 @@
+"""Our stream said again as an engine's: heard through the gate as the service hears it, published as foreign bytes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from advisor.entries import NewEntry
+from advisor.foreign import OURS, SourceFacts
+from advisor.intake import Intake
+from advisor.pipeline import Group, LogThread, now_us
+from event_plane.connect import open_carrier
+from event_plane.credentials import NO_CREDENTIALS, Credentials
+from event_plane.dialects.outgoing import Restater, Style, dynamo_payload, in_payloads, vllm_payload
+from event_plane.errors import TransportError
+from event_plane.played import Played
+from event_plane.playing import OpenCarrier, Player
+from event_plane.schema import Batch, producer_id
+from event_plane.subject_carrier import SubjectCarrier
+from event_plane.transport import PlaneUrl, Subscriber, parse_url
+from event_plane.zmq_transport import TOPIC
+
+SCHEMES: Final[dict[Style, tuple[str, ...]]] = {"vllm": ("zmq+tcp", "zmq+ipc"), "dynamo": ("nats",)}
+"""What carries each style's messages, as its engines publish them."""
+_GROUPS_MAX: Final = 64
+_BATCHES_MAX: Final = 64
+_TURN_S: Final = 0.02
+
+
+class Words:
+    """Says batches in another engine's messages, numbered from 0. Pure but for what `Restater` keeps."""
+
+    def __init__(self, style: Style, topic: bytes, publisher: int = 0, *, json: bool = False) -> None:
+        """`publisher` and `json` (else MessagePack) mean something in Dynamo's envelopes alone."""
+        self._style = style
+        self._topic = topic
+        self._publisher = publisher
+        self._json = json
+        self._restater = Restater(style)
+        self._sequence = 0
+        self._events = 0
+
+    def say(self, batch: Batch, at_us: int) -> Iterator[Played]:
+        """The messages that tell what `batch` changes; `at_us` is when, where it does not say."""
+        timestamp_us = batch.timestamp_us or at_us
+        for changes in in_payloads(self._restater.take(batch)):
+            if self._style == "vllm":
+                payload = vllm_payload(changes, timestamp_us)
+            else:
+                payload = dynamo_payload(
+                    changes,
+                    timestamp_us,
+                    publisher=self._publisher,
+                    sequence=self._sequence,
+                    first_event=self._events,
+                    json=self._json,
+                )
+            yield Played(timestamp_us, payload, self._sequence, topic=self._topic)
+            self._sequence += 1
+            self._events += len(changes)
+
+
+class _Unlogged:
+    """Takes what the log thread would log: a relay keeps nothing."""
+
+    def __init__(self) -> None:
+        self._position = 0
+
+    def last_position(self) -> int:
+        return self._position
+
+    def append(self, entries: Sequence[NewEntry], recorded_us: int) -> int:
+        first = self._position + 1
+        self._position += len(entries)
+        return first
+
+
+def relay(subscriber: Subscriber, player: Player, words: Words, stopping: threading.Event) -> int:
+    """Say again what `subscriber` hears until `stopping` is set; returns how many messages that were.
+
+    Closes the subscriber. Raises what ended the hearing, and `TransportError` where the player cannot publish.
+    """
+    groups: queue.Queue[Group] = queue.Queue(_GROUPS_MAX)
+    faults: list[BaseException] = []
+
+    def fail(fault: BaseException) -> None:
+        faults.append(fault)
+        stopping.set()
+
+    hearing = LogThread(
+        _Unlogged(),
+        Intake([SourceFacts(subscriber.source, OURS)]),
+        [subscriber],
+        groups,
+        batches_max=_BATCHES_MAX,
+        stopping=stopping,
+        fail=fail,
+    )
+    hearing.start()
+    try:
+        while not stopping.is_set():
+            try:
+                group = groups.get_nowait()
+            except queue.Empty:
+                player.serve(_TURN_S)
+                continue
+            hearing.unapplied.popleft()
+            for _, batch in group.entries:
+                if batch is not None:
+                    for played in words.say(batch, now_us()):
+                        player.send(played)
+    finally:
+        stopping.set()
+        hearing.join()
+    if faults:
+        raise faults[0]
+    return player.messages
+
+
+def outlet(
+    to: str, resend_url: str | None, style: Style, credentials: Credentials = NO_CREDENTIALS
+) -> tuple[OpenCarrier, bytes]:
+    """How to open what carries `style`'s messages to `to`, and their topic. Raises `TransportError`."""
+    place = parse_url(to)
+    if place.scheme not in SCHEMES[style]:
+        forms = " or ".join(f"{scheme}://" for scheme in SCHEMES[style])
+        raise TransportError(f"cannot relay as {style} to {place}: its routers listen to {forms}")
+    if place.scheme == "nats":
+        return lambda _: SubjectCarrier(place, credentials), place.path.encode()
+    return lambda _: open_carrier(to, resend_url, producer=0, epoch=0, credentials=credentials), TOPIC
+
+
+def publisher_of(place: PlaneUrl) -> int:
+    """The id that a relay to `place` publishes under, the same at each start."""
+    return producer_id(f"relay/{place}")
