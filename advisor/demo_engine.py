@@ -155,8 +155,7 @@ def open_engine(settings: EngineSettings, config: KvbmConfig, agent: AgentSettin
     storage = closing.enter_context(
         StorageAgent(agent.name, publisher=agent_publisher, allowed_roots=agent.allowed_roots)
     )
-    for volume in agent.volumes:
-        storage.register_volume(volume)
+    storage.register_volumes(agent.volumes)
     closing.enter_context(AgentService(storage, agent.command_url))
     manager = KvBlockManager(config, publisher, storage)
     closing.callback(manager.close)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +39,8 @@ class StorageAgent:
         self._command_lock = threading.Lock()
         self._answers: OrderedDict[str, CommandOutcome] = OrderedDict()
         self._register_lock = threading.Lock()
+        self._has_announced = False
+        """Whether anything was, in this life. Guarded by the lock above."""
         self._idle = threading.Condition()  # guards everything below
         self._volumes: dict[str, SlabVolume] = {}
         self._users: dict[str, int] = {}
@@ -48,25 +50,58 @@ class StorageAgent:
 
     def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:
         """See `StoragePort.register_volume`. The blocks found on the volume are published before this returns."""
+        return self.register_volumes([descriptor])[0]
+
+    def register_volumes(self, descriptors: Sequence[VolumeDescriptor]) -> list[VolumeStat]:
+        """Open several volumes, all or none, and tell of them at once. Raises as `register_volume` does.
+
+        The first that an agent registers it tells of by a snapshot, which takes the place of what its former life had
+        announced; so register together what belongs together.
+        """
+        with self._register_lock, ExitStack() as undoing:
+            opened: list[SlabVolume] = []
+            for descriptor in descriptors:
+                opened.append(self._open(descriptor, [volume.descriptor.id for volume in opened]))
+                undoing.callback(opened[-1].close)
+            undoing.pop_all()
+            with self._announcer.ordering:
+                with self._idle:
+                    self._volumes |= {volume.descriptor.id: volume for volume in opened}
+                if self._has_announced:
+                    for volume in opened:
+                        self._announcer.stored(volume.descriptor, volume.live_headers())
+                else:
+                    self.announce_snapshot()
+            if not self._has_announced:
+                self._has_announced = True
+                self._announcer.serve_snapshots(self.announce_snapshot)
+            return [volume.stat() for volume in opened]
+
+    def announce_snapshot(self) -> None:
+        """Publish what all volumes hold, in the place of everything announced so far; nothing once closed."""
+        with self._announcer.ordering:
+            with self._idle:
+                if self._closing:
+                    return
+                volumes = list(self._volumes.values())
+            self._announcer.snapshot((volume.descriptor, volume.live_headers()) for volume in volumes)
+
+    def _open(self, descriptor: VolumeDescriptor, opened: Sequence[str]) -> SlabVolume:
         path = validate(descriptor, self._allowed_roots)
         if descriptor.kind != "slab":
             raise VolumeError(f"volume {descriptor.id!r}: kind {descriptor.kind!r} is not known; use 'slab'")
-        with self._register_lock:
-            with self._idle:
-                if self._closing:
-                    raise VolumeError(f"volume {descriptor.id!r}: agent {self.name!r} is closed")
-                if descriptor.id in self._volumes:
-                    raise VolumeError(f"volume {descriptor.id!r} is registered already; unregister it first")
-            volume = SlabVolume(
-                descriptor,
-                path,
-                on_stored=partial(self._announcer.stored, descriptor),
-                on_freed=partial(self._announcer.freed, descriptor),
-            )
-            self._announcer.recovered(descriptor, volume.live_headers())
-            with self._idle:
-                self._volumes[descriptor.id] = volume
-            return volume.stat()
+        with self._idle:
+            if self._closing:
+                raise VolumeError(f"volume {descriptor.id!r}: agent {self.name!r} is closed")
+            if descriptor.id in self._volumes or descriptor.id in opened:
+                raise VolumeError(f"volume {descriptor.id!r} is registered already; unregister it first")
+        return SlabVolume(
+            descriptor,
+            path,
+            on_stored=partial(self._announcer.stored, descriptor),
+            on_freed=partial(self._announcer.freed, descriptor),
+            ordering=self._announcer.ordering,
+        )
 
     def unregister_volume(self, volume: str) -> None:
         """See `StoragePort.unregister_volume`. A Clear says that nothing is there any more."""
