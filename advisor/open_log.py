@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from advisor.entries import EventLog
@@ -10,13 +11,16 @@ from advisor.log import SqlLog
 from advisor.log_database import database_path
 from advisor.log_postgres import is_postgres
 from advisor.log_queries import LogQueries, SegmentQueries, SqlQueries
+from advisor.segment_catalogue import CATALOGUE
 from advisor.segment_log import SegmentLog
-from advisor.settings import AdvisorSettings
+from advisor.settings import AdvisorSettings, LogSettings, load_settings
+
+SEGMENTS = "segments"
 
 
 def segments_path(settings: AdvisorSettings) -> Path:
     """The folder of the segments."""
-    return settings.directory / "segments"
+    return settings.directory / SEGMENTS
 
 
 def log_place(settings: AdvisorSettings) -> Path | str:
@@ -60,3 +64,25 @@ def _refuse_other_kind(settings: AdvisorSettings, place: Path | str) -> None:
                 f"{path} holds this directory's log, and log.kind or log.url names another, {place}: set log.kind ="
                 f" {kind!r} without log.url, or give the other log a directory of its own"
             )
+
+
+def settings_at(place: Path) -> AdvisorSettings:
+    """Of the service whose settings file or directory `place` is; a directory's log is of the kind that lies there.
+
+    Raises `LogError` where it is neither, `SettingsError` for a file that cannot be used.
+    """
+    if place.is_dir():
+        here = place.absolute()
+        if (here / SEGMENTS).is_dir() and not (here / "log.db").exists():
+            return AdvisorSettings(directory=here, log=LogSettings(kind="segments"))
+        return AdvisorSettings(directory=here)
+    if not place.is_file():
+        raise LogError(f"there is nothing at {place}: give a service's directory, or its settings file")
+    if place.suffix == ".toml":
+        return load_settings(place, os.environ)
+    return AdvisorSettings(directory=place.absolute().parent, log=LogSettings(url=f"sqlite:///{place.absolute()}"))
+
+
+def is_log_at(place: Path) -> bool:
+    """Whether `place` is a directory that holds a log of SQLite or of segments."""
+    return (place / "log.db").is_file() or (place / SEGMENTS / CATALOGUE).is_file()

@@ -170,6 +170,11 @@ class SegmentLog:
         recorded_us = [entry.recorded_us for entry in ends] or [0]
         return LogStat(first, last, stored_bytes, recorded_us[0], recorded_us[-1])
 
+    def files(self) -> list[tuple[Path, int | None]]:
+        """Every segment's file, oldest first; with the one that is written to, the bytes of its whole appends."""
+        self.last_position()
+        return [(each.path, self._tail.end if each.last is None else None) for each in self._shelf.segments()]
+
     def next_term(self, started_us: int, host: str, pid: int, version: str) -> int:
         self._require_writer()
         return self._catalogue.next_term(started_us, host, pid, version)
