@@ -236,5 +236,5 @@ def _names_of(table: pa.Table, column: str) -> list[str | None]:
 
 
 def _dictionary_of(table: pa.Table, column: str) -> pa.DictionaryArray:
-    chunks: Iterable[pa.Array] = table.column(column).unify_dictionaries().chunks
+    chunks: Iterable[pa.Array] = table.column(column).dictionary_encode().unify_dictionaries().chunks
     return pa.concat_arrays(list(chunks))
