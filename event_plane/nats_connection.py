@@ -36,6 +36,7 @@ _BACK_OFF_MAX_S = 5.0
 _SETTLED_S = 5.0
 """A connection that lived shorter counts as a failed attempt: the back-off goes on growing."""
 _CLOSE_S = 1.0
+_CLOSE_CLIENT_S = 0.5
 
 
 class ConnectionAway(Exception):
@@ -316,8 +317,10 @@ async def _end(tasks: Sequence[asyncio.Task[Any]], again_s: float) -> None:
 
 
 async def _close(client: Client) -> None:
-    with contextlib.suppress(nats.errors.Error, OSError):
-        await client.close()
+    # After a failed TLS handshake nats-py waits for ever for the end of a stream that has none.
+    with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+        async with asyncio.timeout(_CLOSE_CLIENT_S):
+            await client.close()
 
 
 def _sentence(place: PlaneUrl, fault: BaseException) -> str:
