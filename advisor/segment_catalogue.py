@@ -107,7 +107,7 @@ def _settings_in(segment: Segment) -> Iterator[LogEntry]:
     descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if segment.sealed:
-            yield from read_sealed(segment.path, descriptor, kind=EntryKind.SETTINGS)
+            yield from read_sealed(segment.path, descriptor, segment.last or 0, kind=EntryKind.SETTINGS)
         else:
             groups = read_groups(segment.path, FileBytes(descriptor), segment.first, kind=EntryKind.SETTINGS)
             for group in groups:

@@ -244,24 +244,31 @@ def read_index(path: Path, descriptor: int) -> SealedIndex:
 
 
 def read_sealed(
-    path: Path, descriptor: int, from_position: int = 0, kind: EntryKind | None = None
+    path: Path, descriptor: int, last: int, *, from_position: int = 0, kind: EntryKind | None = None
 ) -> Iterator[LogEntry]:
-    """Entries of a sealed segment. Blocks that hold none that is wanted are not read. Raises `LogError`."""
+    """Entries of a sealed segment, which should end at position `last`.
+
+    Blocks that hold none that is wanted are not read. Raises `LogError`.
+    """
     bit = -1 if kind is None else 1 << KIND_NUMBERS[kind]
-    for block in read_index(path, descriptor).blocks:
+    blocks = read_index(path, descriptor).blocks
+    if not blocks or blocks[-1].last < last:
+        end = blocks[-1] if blocks else Block(0, int(path.stem) - 1, 0, 0, 0, 0)
+        raise SegmentDamaged(path, end.offset + end.stored_bytes, end.last + 1, "the segment ends there")
+    for block in blocks:
         if block.last < from_position or not block.kinds & bit:
             continue
         try:
             content = zstd.decompress(os.pread(descriptor, block.stored_bytes, block.offset))
         except zstd.ZstdError as error:
             raise SegmentDamaged(path, block.offset, block.first, f"its block cannot be unpacked: {error}") from error
-        last = block.first - 1
+        at = block.first - 1
         groups = read_groups(path, BlockBytes(content), block.first, from_position=from_position, kind=kind)
         for group in groups:
             yield from group.entries
-            last = group.first + group.count - 1
-        if last != block.last:
-            raise SegmentDamaged(path, block.offset, last + 1, "its block is cut short")
+            at = group.first + group.count - 1
+        if at != block.last:
+            raise SegmentDamaged(path, block.offset, at + 1, "its block is cut short")
 
 
 def write_all(descriptor: int, buffers: list[bytes], offset: int) -> None:

@@ -33,6 +33,8 @@ from advisor.segment_shelf import Segment, Shelf, raw_path
 
 SEGMENT_BYTES = 64 << 20
 """Of a full segment; an append that is larger gets a segment of its own."""
+ATTEMPTS = 5
+"""To open a segment beside a process that renames them."""
 
 _log = structlog.get_logger()
 
@@ -118,14 +120,15 @@ class SegmentLog:
         end = last if to_position is None else min(to_position, last)
         with self._reads.open(from_position) as under_way:
             while under_way.position <= end:
-                segment = self._shelf.holding(under_way.position)
-                if segment is None:
-                    raise LogError(f"{self.name} lacks position {under_way.position}: restore a backup of the log")
-                if segment.first > under_way.position > from_position:
-                    raise pruned_under_reader(self.name, under_way.position, segment.first)
-                for entry in self._entries(segment, under_way.position, kind, end):
-                    under_way.position = entry.position
-                    yield entry
+                segment, path, descriptor = self._open_at(under_way.position)
+                try:
+                    if segment.first > under_way.position > from_position:
+                        raise pruned_under_reader(self.name, under_way.position, segment.first)
+                    for entry in _entries(path, descriptor, segment, under_way.position, kind, end):
+                        under_way.position = entry.position
+                        yield entry
+                finally:
+                    os.close(descriptor)
                 under_way.position = end + 1 if segment.last is None else segment.last + 1
 
     def newest(self, limit: int, kind: EntryKind | None) -> list[LogEntry]:
@@ -263,25 +266,20 @@ class SegmentLog:
             self._shelf.relist()
         return self._shelf.segments()
 
-    def _entries(self, segment: Segment, first: int, kind: EntryKind | None, end: int) -> Iterator[LogEntry]:
-        """Entries of one segment from `first` to `end`. Raises `LogError` where it ends too early."""
-        try:
-            path, descriptor = self._shelf.open(segment)
-        except OSError as error:
-            raise os_fault(segment.path, "read", error) from error
-        try:
-            if path.suffix == SEALED_SUFFIX:
-                entries = read_sealed(path, descriptor, first, kind)
-            else:
-                entries = _raw_entries(path, descriptor, segment, first, kind, end)
-            for entry in entries:
-                if entry.position > end:
-                    return
-                yield entry
-                if entry.position == end:
-                    return
-        finally:
-            os.close(descriptor)
+    def _open_at(self, position: int) -> tuple[Segment, Path, int]:
+        """The segment that holds `position`, or the first one after it; its file and a descriptor."""
+        for _ in range(ATTEMPTS):
+            segment = self._shelf.holding(position)
+            if segment is None:
+                raise LogError(f"{self.name} lacks position {position}: restore a backup of the log")
+            try:
+                return segment, *self._shelf.open(segment)
+            except FileNotFoundError:
+                # Another process has sealed or dropped it since we listed the folder.
+                self._listed()
+            except OSError as error:
+                raise os_fault(segment.path, "read", error) from error
+        raise LogError(f"{self.name} lacks the segment of position {position}: restore a backup of the log")
 
     def _follow(self) -> None:
         """Move the tail of a log that another process may be writing to."""
@@ -352,6 +350,22 @@ class _Writer:
 
     def write(self, buffers: list[bytes], count_bytes: int) -> None:
         write_all(self.descriptor, buffers, self.end)
+
+
+def _entries(
+    path: Path, descriptor: int, segment: Segment, first: int, kind: EntryKind | None, end: int
+) -> Iterator[LogEntry]:
+    """Entries of one segment from `first` to `end`. Raises `LogError` where it ends too early."""
+    if path.suffix == SEALED_SUFFIX:
+        entries = read_sealed(path, descriptor, segment.last or 0, from_position=first, kind=kind)
+    else:
+        entries = _raw_entries(path, descriptor, segment, first, kind, end)
+    for entry in entries:
+        if entry.position > end:
+            return
+        yield entry
+        if entry.position == end:
+            return
 
 
 def _raw_entries(
