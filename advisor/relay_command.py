@@ -18,11 +18,11 @@ from event_plane.transport import parse_url
 
 def relay_stream(
     source: Annotated[str, typer.Option("--source", help="URL of our stream.")],
-    to: Annotated[str, typer.Option("--to", help="URL to publish on: zmq+… as vllm, nats://host:port/subject as dynamo.")],
+    to: Annotated[str, typer.Option("--to", help="URL to publish on: zmq+… as vllm, nats://… as dynamo.")],
     style: Annotated[Literal["vllm", "dynamo"], typer.Option("--as", help="Whose messages to publish.")],
     json: Annotated[bool, typer.Option("--json", help="Dynamo: JSON instead of MessagePack.")] = False,
     source_resend_url: Annotated[
-        str | None, typer.Option("--source-resend-url", help="ZeroMQ: where to ask for resends (default: the next port).")
+        str | None, typer.Option("--source-resend-url", help="ZeroMQ: where to ask for resends (default: next port).")
     ] = None,
     resend_url: Annotated[
         str | None, typer.Option("--resend-url", help="ZeroMQ: where to serve resends (default: the next port).")
