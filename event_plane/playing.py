@@ -29,6 +29,7 @@ WINDOW_MESSAGES: Final = 512
 WINDOW_WAIT_S: Final = 5.0
 _RESENT_AT_ONCE: Final = 64
 _TURN_S: Final = 0.05
+_HEARTBEAT_S: Final = 0.5
 _STORED_EVERY: Final = 512
 _STORE_WAIT_S: Final = 30.0
 
@@ -63,7 +64,8 @@ class _Lane:
     def has_subscriber(self) -> bool:
         match self.carrier:
             case ZmqCarrier():
-                return self.was_heard or self.carrier.has_subscribers
+                # An ask may overtake the subscription, and what is published between the two is lost.
+                return self.carrier.has_subscribers
             case JetStreamCarrier() | SubjectCarrier():
                 # The stream takes it for whoever comes; nobody hears who listens to a foreign subject.
                 return True
@@ -161,7 +163,7 @@ class Player:
         self._shared = shared
         self._lanes: dict[int | None, _Lane] = {}
         self._epochs: dict[int | None, int] = {}
-        self._last: dict[int, Played] = {}
+        self._last: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> Player:
         return self
@@ -189,7 +191,7 @@ class Player:
         lane.send(played)
         self.messages += 1
         if played.producer is not None and not played.is_heartbeat:
-            self._last[played.producer] = played
+            self._last[played.producer] = (played.epoch, played.sequence)
 
     def serve(self, timeout_s: float) -> bool:
         """Answer requests for at most `timeout_s`; whether there were any."""
@@ -206,17 +208,22 @@ class Player:
 
     def finish(self, linger_s: float) -> None:
         """Say what came last, and serve who missed it until everybody has it or nobody asked for `linger_s`."""
-        for played in self._last.values():
-            heartbeat = Batch(
-                played.producer or 0, played.epoch, played.sequence, np.empty(0, RECORD_DTYPE), BatchKind.HEARTBEAT
-            )
-            self._lane(played).carrier.send_heartbeat(played.sequence, encode(heartbeat))
         quiet_since_s = time.monotonic()
+        heartbeat_due_s = 0.0
         while time.monotonic() - quiet_since_s < linger_s:
+            if time.monotonic() >= heartbeat_due_s:
+                heartbeat_due_s = time.monotonic() + _HEARTBEAT_S
+                self._send_heartbeats()
             if self.serve(_TURN_S):
                 quiet_since_s = time.monotonic()
             elif all(lane.is_acknowledged for lane in self._lanes.values()):
                 return
+
+    def _send_heartbeats(self) -> None:
+        for producer, (epoch, sequence) in self._last.items():
+            batch = Batch(producer, epoch, sequence, np.empty(0, RECORD_DTYPE), BatchKind.HEARTBEAT)
+            lane = self._lanes[None if self._shared else producer]
+            lane.carrier.send_heartbeat(sequence, encode(batch))
 
     def close(self) -> None:
         """Idempotent."""
