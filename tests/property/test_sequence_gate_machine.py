@@ -257,6 +257,6 @@ class ForeignGateMachine(GateMachine):
 
 
 TestOwnGate = OwnGateMachine.TestCase
-TestOwnGate.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOwnGate.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestForeignGate = ForeignGateMachine.TestCase
-TestForeignGate.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestForeignGate.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
