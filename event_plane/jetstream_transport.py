@@ -159,7 +159,8 @@ class JetStreamCarrier(NatsCarrier):
     async def serve(self, client: Client, up: Callable[[], None]) -> None:
         """See `Resident.serve`."""
         await self._take_place(client)
-        await self._care.see_to(client.jetstream(timeout=_API_WAIT_S))
+        js = client.jetstream(timeout=_API_WAIT_S)
+        await self._care.see_to(js)
         await client.subscribe(
             f"{self._inbox}.*",
             cb=self._take_stored,
@@ -178,6 +179,9 @@ class JetStreamCarrier(NatsCarrier):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._more.wait(), _STORE_WAIT_S / 2)
             self._send_overdue_again()
+            if self._refusal:
+                # It may have been deleted under us.
+                await self._care.see_to(js)
 
     async def _send_some(self, client: Client) -> None:
         while len(self._in_flight) < _IN_FLIGHT_MAX:
@@ -293,8 +297,10 @@ class JetStreamSubscriber(MailboxSubscriber):
         *,
         credentials: Credentials = NO_CREDENTIALS,
         resume: Mapping[int, tuple[int, int]],
+        ack_wait_s: float = ACK_WAIT_S,
     ) -> None:
-        """`resume`: of each producer (epoch, last sequence) that the log holds.
+        """`resume`: of each producer (epoch, last sequence) that the log holds. `ack_wait_s`: after which the stream
+        sends again what is not acknowledged.
 
         Raises `TransportError` for the URL's options or credentials that cannot be read.
         """
@@ -303,6 +309,7 @@ class JetStreamSubscriber(MailboxSubscriber):
         self._stream = place.path
         self._subject = subject_of(place.path)
         self._resume = dict(resume)
+        self._ack_wait_s = ack_wait_s
         self._next_position = 0
         """Past the last batch received; 0 before the first."""
         self._stream_made: object = None
@@ -373,7 +380,7 @@ class JetStreamSubscriber(MailboxSubscriber):
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=start,
             ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=ACK_WAIT_S,
+            ack_wait=self._ack_wait_s,
             max_deliver=-1,
             max_ack_pending=HELD_MAX,
             filter_subject=f"{self._subject}.*",
