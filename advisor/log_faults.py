@@ -48,12 +48,15 @@ _SERVER_GONE = (
 _GONE: tuple[type[BaseException], ...] = (
     OSError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
 )
 
-_RAISED = (SQLAlchemyError, sqlite3.Error, asyncpg.PostgresError, asyncpg.InterfaceError)
+_RAISED = (
+    SQLAlchemyError, sqlite3.Error, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
+)  # fmt: skip
 
 
 @contextmanager
