@@ -88,7 +88,7 @@ class Carrier(Protocol):
     malformed: int
     """Requests that could not be read."""
     slow_reader_drops: int
-    """Batches that some subscriber did not get because it was too slow, as far as the transport tells."""
+    """Times that some subscriber was too slow for a batch, or for several in a row, as far as the transport tells."""
     payload_bytes_max: int
     """Largest payload that is carried; fixed once opened."""
 
@@ -159,7 +159,7 @@ class PublisherStat:
     snapshot_asks: int
     heartbeats: int
     slow_reader_drops: int
-    """Batches that some subscriber did not get because it was too slow; its gap heals by resend."""
+    """Times that some subscriber was too slow for a batch or several in a row; its gap heals by resend."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,8 @@ class ZmqCarrier:
             self._pub.send_multipart(frames, zmq.DONTWAIT)
         except zmq.Again:
             self.slow_reader_drops += 1
-            # Nobody got it yet. Those with room do, the full ones do without.
+            # Nobody got it yet. Those with room do; a full one does without, and libzmq leaves it out, and does not
+            # report it again, until it has read.
             self._pub.setsockopt(zmq.XPUB_NODROP, 0)
             self._pub.send_multipart(frames, zmq.DONTWAIT)
             self._pub.setsockopt(zmq.XPUB_NODROP, 1)
