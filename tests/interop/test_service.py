@@ -12,11 +12,13 @@ import pytest
 import zmq
 
 from advisor.entries import EntryKind, OperatorEntry
+from advisor.exposition import render_metrics
 from advisor.fold import Fold
 from advisor.log import SqlLog
 from advisor.reader import ServiceReader, event_view
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, PolicySettings, SourceSettings
+from advisor.views import Check
 from event_plane import wire
 from event_plane.connect import open_publisher
 from event_plane.publishing import BatchPublisher
@@ -92,13 +94,40 @@ def test_published_blocks_are_folded_shown_and_acknowledged(
     assert match == 100
 
 
-def test_source_that_was_never_heard_of_is_ready_and_says_what_to_look_at(
+def source_check(service: AdvisorService) -> Check:
+    (check,) = [check for check in ServiceReader(service).checks() if check.name == "source core"]
+    return check
+
+
+def test_source_that_stands_and_was_never_heard_of_is_ready_and_says_what_to_look_at(
+    tmp_path: Path, urls: tuple[str, str], publisher: BatchPublisher
+) -> None:
+    with AdvisorService(settings_for(tmp_path, urls)) as service:
+        eventually(lambda: source_check(service).ok, "the connection")
+        text = source_check(service).text
+    assert text == f"nothing received yet from {urls[0]}: is the engine running with KV events on?"
+    assert publisher.last_sequence == -1
+
+
+def test_source_that_is_away_is_not_ready_and_says_why_until_it_is_back(
     tmp_path: Path, urls: tuple[str, str]
 ) -> None:
     with AdvisorService(settings_for(tmp_path, urls)) as service:
-        (check,) = [check for check in ServiceReader(service).checks() if check.name == "source core"]
-    assert check.ok
-    assert check.text == f"nothing received yet from {urls[0]}: is the engine running with KV events on?"
+        reader = ServiceReader(service)
+        eventually(lambda: not source_check(service).ok, "nobody answers")
+        assert source_check(service).text.startswith(f"{urls[0]} does not answer")
+        assert not reader.summary().ready
+        assert b'kvadvisor_source_connected{source="core"} 0.0' in render_metrics(service, reader)
+        publisher = open_publisher(*urls, producer=PRODUCER, epoch=5)
+        try:
+            eventually(lambda: source_check(service).ok, "the publisher")
+            shown = render_metrics(service, reader)
+        finally:
+            publisher.close()
+        for sample in (b"connected", b"gaps_open", b"snapshots_asked_total", b"heartbeats_total"):
+            assert b'kvadvisor_source_%b{source="core"}' % sample in shown
+        assert b'kvadvisor_source_connected{source="core"} 1.0' in shown
+        eventually(lambda: not source_check(service).ok, "the publisher gone")
 
 
 def test_what_was_published_before_the_service_came_is_asked_for_again(
