@@ -653,6 +653,11 @@ class SequenceGate:
 
     def _fence_unanswered(self, stream: _Stream, fence: _Fence, now_us: int) -> list[Action]:
         """The resend ended, and the fence's batch was not in it."""
+        if stream.last + 1 in stream.held:
+            # No gap would show between what we know and what follows, which may well be another life's.
+            if fence.from_start or fence.attempts >= self._attempts_max[Remedy.RESEND]:
+                return [*stream.open_epoch(_next_epoch(stream)), AskResend(stream.producer, 0)]
+            return self._insist_on_fence(stream, fence, now_us)
         if fence.from_start or stream.held or stream.last > fence.sequence:
             return self._lower_fence(stream, now_us)
         # Every engine can send its newest batch again: this one has not come as far as the one that we knew.

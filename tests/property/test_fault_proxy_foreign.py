@@ -125,3 +125,9 @@ def test_after_the_noise_the_fold_holds_what_the_engine_holds_or_says_that_it_is
 
 def test_undisturbed_engine_is_never_partial() -> None:
     run(Script((PASSES,), (("store", 4), ("remove", 2), ("store", 3), ("cut",), ("store", 2))))
+
+
+def test_life_whose_buffer_passed_the_last_known_batch_is_not_taken_for_the_one_before() -> None:
+    store: Step = ("store", 1)
+    for _ in range(3):
+        run(Script((PASSES,), (store, store, ("restart",), store, store, store, store), buffer_batches=2))

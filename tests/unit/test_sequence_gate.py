@@ -467,6 +467,28 @@ def test_answer_that_begins_after_the_last_known_batch_is_a_gap_like_any_other()
     assert gate.resend_ended(PRODUCER, 0)[0] == Lost(PRODUCER, 1, 3, 5)
 
 
+def test_answer_without_the_last_known_batch_but_with_what_follows_may_be_another_lifes() -> None:
+    """A buffer that has passed the one batch that could tell: what it holds is no continuation of what we know."""
+    gate = away(resend_attempts_max=2)
+    assert offer_all(gate, [foreign(3, life=2), foreign(4, life=2)]) == []
+    assert gate.resend_ended(PRODUCER, 0) == [AskResend(PRODUCER, 2)]
+    actions = gate.resend_ended(PRODUCER, 0)
+    assert accepted(actions) == []
+    assert actions[-1] == AskResend(PRODUCER, 0)
+    offer_all(gate, [foreign(3, life=2), foreign(4, life=2)])
+    gate.resend_ended(PRODUCER, 0)
+    lost, *rest = gate.resend_ended(PRODUCER, 0)
+    assert lost == Lost(PRODUCER, 2, 0, 2)
+    assert accepted(rest) == [(2, 3), (2, 4)]
+
+
+def test_answer_that_lacked_the_last_known_batch_once_is_asked_for_again() -> None:
+    gate = away()
+    assert offer_all(gate, [foreign(3), foreign(4)]) == []
+    assert gate.resend_ended(PRODUCER, 0) == [AskResend(PRODUCER, 2)]
+    assert accepted(gate.offer(foreign(2), 0)) == [(1, 3), (1, 4)]
+
+
 def test_probe_without_an_answer_is_asked_again_when_the_connection_stands_again() -> None:
     gate = SequenceGate()
     offer_all(gate, [foreign(0), foreign(1)])
