@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from advisor.entries import NewEntry
@@ -13,11 +13,11 @@ from advisor.intake import Intake
 from advisor.pipeline import Group, LogThread, now_us
 from event_plane.connect import open_carrier
 from event_plane.credentials import NO_CREDENTIALS, Credentials
-from event_plane.dialects.outgoing import Restater, Style, dynamo_payload, in_payloads, vllm_payload
+from event_plane.dialects.outgoing import Style
+from event_plane.dialects.words import Words
 from event_plane.errors import TransportError
-from event_plane.played import Played
 from event_plane.playing import OpenCarrier, Player
-from event_plane.schema import Batch, producer_id
+from event_plane.schema import producer_id
 from event_plane.subject_carrier import SubjectCarrier
 from event_plane.transport import PlaneUrl, Subscriber, parse_url
 from event_plane.zmq_transport import TOPIC
@@ -27,39 +27,6 @@ SCHEMES: Final[dict[Style, tuple[str, ...]]] = {"vllm": ("zmq+tcp", "zmq+ipc"), 
 _GROUPS_MAX: Final = 64
 _BATCHES_MAX: Final = 64
 _TURN_S: Final = 0.02
-
-
-class Words:
-    """Says batches in another engine's messages, numbered from 0. Pure but for what `Restater` keeps."""
-
-    def __init__(self, style: Style, topic: bytes, publisher: int = 0, *, json: bool = False) -> None:
-        """`publisher` and `json` (else MessagePack) mean something in Dynamo's envelopes alone."""
-        self._style = style
-        self._topic = topic
-        self._publisher = publisher
-        self._json = json
-        self._restater = Restater(style)
-        self._sequence = 0
-        self._events = 0
-
-    def say(self, batch: Batch, at_us: int) -> Iterator[Played]:
-        """The messages that tell what `batch` changes; `at_us` is when, where it does not say."""
-        timestamp_us = batch.timestamp_us or at_us
-        for changes in in_payloads(self._restater.take(batch)):
-            if self._style == "vllm":
-                payload = vllm_payload(changes, timestamp_us)
-            else:
-                payload = dynamo_payload(
-                    changes,
-                    timestamp_us,
-                    publisher=self._publisher,
-                    sequence=self._sequence,
-                    first_event=self._events,
-                    json=self._json,
-                )
-            yield Played(timestamp_us, payload, self._sequence, topic=self._topic)
-            self._sequence += 1
-            self._events += len(changes)
 
 
 class _Unlogged:

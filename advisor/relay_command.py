@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from advisor.relay import Words, outlet, publisher_of, relay
+from advisor.relay import outlet, publisher_of, relay
 from event_plane.connect import open_subscriber
 from event_plane.credentials_file import load_credentials
+from event_plane.dialects.words import Words
 from event_plane.playing import Player
 from event_plane.transport import parse_url
 
