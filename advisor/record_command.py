@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from advisor.errors import CommandError
 from advisor.foreign import AUTO, OURS, SourceFacts
+from advisor.process import stopped_by_signals
 from advisor.recorder import Limits, record_batches, record_messages
 from event_plane.connect import open_subscriber
 from event_plane.credentials_file import load_credentials
@@ -58,7 +54,7 @@ def record(
     allowed = load_credentials(credentials)
     facts = SourceFacts(name, dialect, Namespace(tenant=tenant, model=model))
     begun_s = time.monotonic()
-    with _stopped_by_signals() as stopping, _opened(out) as recorder:
+    with stopped_by_signals() as stopping, _opened(out) as recorder:
         subscriber = open_subscriber(name, source, resend_url, topic=topic.encode(), credentials=allowed)
         limits = Limits(events, seconds, stopping)
         if isinstance(recorder, ParquetRecorder):
@@ -81,22 +77,3 @@ def _say(problem: str) -> None:
 
 def _opened(out: Path) -> ParquetRecorder | CaptureRecorder:
     return ParquetRecorder(out) if out.suffix == ".parquet" else CaptureRecorder(out)
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM end the recording in order; a second one as ever."""
-    stopping = threading.Event()
-    former = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        stopping.set()
-        signal.signal(number, former[number])
-
-    for number in former:
-        signal.signal(number, stop)
-    try:
-        yield stopping
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from advisor.process import stopped_by_signals
 from advisor.relay import outlet, publisher_of, relay
 from event_plane.connect import open_subscriber
 from event_plane.credentials_file import load_credentials
@@ -39,14 +39,11 @@ def relay_stream(
     subscriber = open_subscriber(
         "source", source, source_resend_url, foreign=False, credentials=load_credentials(source_credentials)
     )
-    stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
-    timer = threading.Timer(seconds, stopping.set)
-    timer.daemon = True
-    if seconds:
-        timer.start()
     words = Words(style, topic, publisher_of(parse_url(to)), json=json)
-    with Player(opening, shared=True) as player:
+    with stopped_by_signals() as stopping, Player(opening, shared=True) as player:
+        timer = threading.Timer(seconds, stopping.set)
+        timer.daemon = True
+        if seconds:
+            timer.start()
         messages = relay(subscriber, player, words, stopping)
     print(f"{messages:,} messages relayed to {to}")
