@@ -125,10 +125,24 @@ def test_replay_folds_an_advisors_log_again_ticks_included(tmp_path: Path) -> No
     replayed = replay_log(state)
     assert (replayed.messages, replayed.fold.events_total, replayed.fold.now_us) == (2, 5, 5_000_000)
     assert replayed.fold.position == 3
+    assert replayed.refused == {}
     exported = tmp_path / "exported.parquet"
     write_parquet(exported, read_recorded(state, Reading()))
     assert [(each.position, each.source) for each in read_parquet(exported)] == [(2, "agent"), (3, "agent")]
     assert live_blocks(replay_recording(exported).fold) == live_blocks(replayed.fold)
+
+
+def test_replay_of_a_log_that_was_cut_says_what_is_missing(tmp_path: Path) -> None:
+    with closing(SqlLog(tmp_path / "log.db")) as log:
+        for sequence in range(4):
+            batch = stores(sequence, 1)
+            entry = NewEntry(EntryKind.BATCH, encode(batch), batch.producer, batch.epoch, batch.sequence, "agent")
+            log.append([entry], sequence)
+        cut = log.prune(2)
+    assert cut > 0
+    replayed = replay_log(tmp_path)
+    assert replayed.refused == {"entry that retention has cut from the log": cut}
+    assert replayed.messages == 4 - cut
 
 
 def test_replay_at_a_speed_takes_the_recorded_time(capture: Path) -> None:
