@@ -50,11 +50,15 @@ def decide(stat: LogStat, allowed: int | None, checkpoints: Sequence[int]) -> De
         return Decision()
     newest = checkpoints[0] if checkpoints else 0
     wanted = stat.last_position - allowed
-    through = min(wanted, checkpoints[1] if len(checkpoints) > 1 else 0)
-    between = max(1, allowed // CHECKPOINTS_IN_LIMIT)
-    is_filling = entries > allowed // 2
-    ask = stat.last_position if is_filling and stat.last_position - newest >= between else 0
-    return Decision(through if through >= stat.first_position else 0, ask)
+    floor = checkpoints[1] if len(checkpoints) > 1 else 0
+    through = min(wanted, floor)
+    since = stat.last_position - newest
+    is_due = entries > allowed // 2 and since >= max(1, allowed // CHECKPOINTS_IN_LIMIT)
+    is_late = wanted > floor and wanted >= stat.first_position and since > 0
+    return Decision(
+        through=through if through >= stat.first_position else 0,
+        ask=stat.last_position if is_due or is_late else 0,
+    )
 
 
 class Retention(threading.Thread):
