@@ -21,6 +21,7 @@ from event_plane.batching import (
     check_columns,
     check_event,
     check_snapshot,
+    joined,
 )
 from event_plane.errors import TransportError
 from event_plane.resend import AckWindow, ResendBuffer
@@ -271,7 +272,7 @@ class BatchPublisher:
         tables = tuple(namespaces), tuple(locations)
         check_columns(Columns(records, *tables), self._payload_bytes_max)
         for start in range(0, len(records), RECORD_COUNT_MAX):
-            piece = records[start : start + RECORD_COUNT_MAX].copy()
+            piece = joined([records[start : start + RECORD_COUNT_MAX]])
             with self._changed:
                 self._wait_for_room()
                 self._hand_over(Columns(piece, *tables), len(piece))

@@ -80,6 +80,14 @@ def test_columns_are_the_callers_again_after_the_call(publish_at: PublishAt, sub
     assert records["event_sequence"].tolist() == [0, 0]
 
 
+def test_columns_may_be_a_stride_of_a_read_only_array(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher = publish_at()
+    records = columns(1, 2, 3, 4, 5)
+    records.flags.writeable = False
+    publisher.publish_records(records[::2], *TABLES, flush=True)
+    assert blocks_of(resend(subscribe(), 0)) == [1, 3, 5]
+
+
 def test_columns_that_no_batch_can_carry_are_refused_whole(publish_at: PublishAt, subscribe: Subscribe) -> None:
     publisher = publish_at()
     wrong = columns(1, 2)
