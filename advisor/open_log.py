@@ -34,6 +34,12 @@ def log_place(settings: AdvisorSettings) -> Path | str:
     return database_path(settings.log.url or settings.log_path)
 
 
+def locked_path(settings: AdvisorSettings) -> Path:
+    """What a writer of a log in files locks. Raises `LogError`."""
+    place = Path(log_place(settings))
+    return place / CATALOGUE if settings.log.kind == "segments" else place
+
+
 def open_log(settings: AdvisorSettings, *, read_only: bool = False) -> EventLog:
     """The log, locked for writing or only to be read. Raises `LogError`.
 
