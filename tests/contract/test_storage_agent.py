@@ -514,6 +514,26 @@ def test_snapshots_asked_for_while_blocks_come_and_go_never_contradict_the_volum
     assert [batch.sequence for batch in life.batches] == list(range(len(life.batches)))
 
 
+def test_a_snapshot_between_a_store_and_its_block_going_live_waits_for_the_block(
+    agent: StorageAgent, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = life.publisher.publish
+    snapshots: list[threading.Thread] = []
+
+    def publish_and_ask(events: Sequence[EventRecord], flush: bool = False) -> None:
+        publish(events, flush)
+        snapshots.append(threading.Thread(target=agent.announce_snapshot))
+        snapshots[-1].start()
+        snapshots[-1].join(0.2)  # time enough to do it wrong
+
+    monkeypatch.setattr(life.publisher, "publish", publish_and_ask)
+    agent.put("fast", [block(1)])
+    snapshots[0].join()
+    life.events()
+    assert [batch.kind for batch in life.batches].count(BatchKind.SNAPSHOT_BEGIN) == 2
+    assert placed(life.batches) == {("fast", key(1).sequence_hash & (2**64 - 1))}
+
+
 def test_a_closed_agent_publishes_no_snapshot(agent: StorageAgent, life: Life) -> None:
     agent.put("fast", [block(1)])
     agent.close()
