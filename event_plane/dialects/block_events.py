@@ -23,6 +23,7 @@ from event_plane.dialects.columns import (
     BadEventError,
     Columns,
     Hash,
+    anything_said,
     checked_hash,
     checked_hashes,
     checked_unsigned,
@@ -40,7 +41,6 @@ STORED: Final = "BlockStored"
 REMOVED: Final = "BlockRemoved"
 CLEARED: Final = "AllBlocksCleared"
 TAG_FIELD: Final = "type"
-_NO_KEYS: Final = [None]
 _TOKENS_MAX: Final = 0xFFFF
 _GROUP_MAX: Final = 0xFF
 
@@ -175,7 +175,7 @@ class _Places(dict[tuple[str | None, str | None, int | None], int]):
 
 def _add_typed(columns: Columns, places: _Places, events: list[Any], extra_fields: tuple[str, ...]) -> None:
     """Add events that a typed decoder read."""
-    said = attrgetter(*extra_fields) if _anything_said(events, extra_fields) else None
+    said = attrgetter(*extra_fields) if anything_said(events, extra_fields) else None
     for event in events:
         tag = event.tag
         if tag == STORED:
@@ -197,15 +197,6 @@ def _add_typed(columns: Columns, places: _Places, events: list[Any], extra_field
             columns.remove(hashes, places[event.medium, event.locality, event.group_idx])
         else:
             columns.clear()
-
-
-def _anything_said(events: list[Any], extra_fields: tuple[str, ...]) -> bool:
-    """False where `Columns.extra` would find nothing in any event, told without asking it for each."""
-    for name in extra_fields:
-        values = list(map(attrgetter(name), events))
-        if values.count(None) + values.count(_NO_KEYS) < len(values):
-            return True
-    return False
 
 
 def _add_checked(columns: Columns, places: _Places, flavour: Flavour, event: object) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, cast
 
 import msgspec
@@ -122,7 +123,7 @@ class Columns:
 
     def extra(self, given: Mapping[str, Any]) -> int:
         """Number of what only a Store says: shown, never part of a key. Left out past half of a batch's extension."""
-        said = {name: value for name, value in given.items() if _says_something(value)}
+        said = {name: value for name, value in given.items() if says_something(value)}
         if not said:
             return 0
         if self._extra and self._extra[-1] == said:
@@ -159,14 +160,23 @@ class Columns:
             return np.empty(0, RECORD_DTYPE)
         shapes, counts, depths = np.frombuffer(array("q", self._events), np.int64).reshape(-1, _EVENT_FIELDS).T
         starts = counts.cumsum() - counts
-        heads = self._templates(timestamp_us)[shapes]
-        heads["depth"] = depths
-        records = heads if len(heads) == len(self._hashes) else heads.repeat(counts)
+        templates = self._templates(timestamp_us)
+        records = templates.repeat(len(self._hashes)) if len(templates) == 1 else templates[shapes].repeat(counts)
         records["flags"][starts] |= _FIRST
         for event, extra in self._extra_of.items():
             records["extra"][starts[event]] = extra
         records["event_sequence"] = np.arange(len(records), dtype=np.uint64) + np.uint64(first_event_sequence)
-        self._chain(records, starts, counts, depths)
+        depth_of_first = depths.repeat(counts)
+        records["depth"] = depth_of_first
+        low, high = halves(self._hashes)
+        clears = 0 if _CLEAR not in self._kinds else np.count_nonzero(records["event_type"] == _CLEAR)
+        if np.count_nonzero(low | high) != len(low) - clears:
+            raise BadEventError(BAD_HASH)
+        records["sequence_hash_lo"], records["sequence_hash_hi"] = low, high
+        if _STORE in self._kinds:
+            self._link(records, starts, low, high)
+            if depths.min() < DEPTH_UNKNOWN:
+                _deepen(records, starts.repeat(counts), depth_of_first)
         return records
 
     def _templates(self, timestamp_us: int) -> Records:
@@ -180,34 +190,28 @@ class Columns:
             template["storage_location"], template["namespace"] = location, namespace
         return templates
 
-    def _chain(self, records: Records, starts: Places, counts: Places, depths: Places) -> None:
-        """Hashes of the blocks, of what they follow and of the first of their sequence, and their depth."""
-        low, high = halves(self._hashes)
-        kinds = records["event_type"]
-        if np.count_nonzero(low | high) != np.count_nonzero(kinds != _CLEAR):
-            raise BadEventError(BAD_HASH)
-        records["sequence_hash_lo"], records["sequence_hash_hi"] = low, high
-        stored = kinds == _STORE
-        stores = np.count_nonzero(stored)
-        if not stores:
-            return
-        parent_low, parent_high = np.empty_like(low), np.empty_like(high)
-        parent_low[1:], parent_high[1:] = low[:-1], high[:-1]
+    @property
+    def _kinds(self) -> set[int]:
+        return {kind for kind, *_ in self._shapes}
+
+    def _link(self, records: Records, starts: Places, low: Halves, high: Halves) -> None:
+        """Each block's parent: what is given of an event's first, and the block before of the others."""
         given_low, given_high = halves([0 if parent is None else parent for parent in self._parents])
         if np.count_nonzero(given_low | given_high) != len(self._parents) - self._parents.count(None):
             raise BadEventError(BAD_HASH)
+        parent_low, parent_high = np.empty_like(low), np.empty_like(high)
+        parent_low[1:], parent_high[1:] = low[:-1], high[:-1]
         parent_low[starts], parent_high[starts] = given_low, given_high
-        own = stored & (parent_low == low) & (parent_high == high)
+        own = parent_low == low
         if own.any():
-            _unself(own, starts, parent_low, parent_high)
-        if stores < len(records):
-            parent_low[~stored], parent_high[~stored] = 0, 0
+            _unself(own & (parent_high == high), starts, parent_low, parent_high)
+        if self._kinds != {_STORE}:
+            others = records["event_type"] != _STORE
+            parent_low[others], parent_high[others] = 0, 0
         records["parent_hash_lo"], records["parent_hash_hi"] = parent_low, parent_high
         for start, count, lineage in self._trees:
             tree = slice(start, start + count)
             _plant(records[tree], *lineage(low[tree], high[tree]))
-        if (depths != DEPTH_UNKNOWN).any():
-            _deepen(records, starts.repeat(counts), depths.repeat(counts))
 
 
 def halves(hashes: Sequence[Hash]) -> tuple[Halves, Halves]:
@@ -352,7 +356,17 @@ def _plant(records: Records, depths: Places, parents: Places) -> None:
     records["depth"] = depths
 
 
-def _says_something(given: object) -> bool:
-    if isinstance(given, list | tuple):
-        return given.count(None) < len(given)
+def says_something(given: Any) -> bool:
+    """False for nil, an empty text and a list of nils."""
+    if type(given) in (list, tuple):
+        return bool(given.count(None) < len(given))
     return given is not None and given != ""
+
+
+def anything_said(events: Sequence[object], names: Sequence[str]) -> bool:
+    """False where `Columns.extra` would find nothing in any of `events`, told without asking it for each."""
+    for name in names:
+        values = list(map(attrgetter(name), events))
+        if values.count(None) < len(values) and any(map(says_something, values)):
+            return True
+    return False

@@ -8,7 +8,7 @@ lack.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Annotated, Any, Final
 
@@ -20,6 +20,7 @@ from event_plane.dialects.columns import (
     BadEventError,
     Columns,
     Hash,
+    anything_said,
     checked_hash,
     checked_hashes,
     checked_unsigned,
@@ -144,14 +145,15 @@ class _Places(dict[tuple[str | None, _Name, _Name], int]):
         return place
 
 
-def _add_typed(columns: Columns, places: _Places, events: Iterable[_Event]) -> None:
+def _add_typed(columns: Columns, places: _Places, events: list[_Event]) -> None:
+    said = anything_said(events, EXTRA)
     for event in events:
         hashes = event.seq_hashes or event.block_hashes
         if not hashes:
             raise BadEventError
         place = places[event.medium, event.group_id, event.backend_id]
         if event.event_type == "stored":
-            extra = columns.extra(dict(zip(EXTRA, _SAID(event), strict=True)))
+            extra = columns.extra(dict(zip(EXTRA, _SAID(event), strict=True))) if said else 0
             depth = _depth(event.base_block_idx, event.parent_hash)
             columns.store(hashes, place, event.parent_hash, depth, event.block_size or 0, extra)
         elif event.event_type == "removed":
