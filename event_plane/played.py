@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from event_plane.dialects.known import open_dialect
 from event_plane.dialects.protocol import Dialect
 from event_plane.errors import DialectError, RecordingError, WireError
 from event_plane.parquet import read_parquet
+from event_plane.parquet_rows import RecordedBatch
 from event_plane.recording import capture_dialect, detect_format, message_of, read_capture
 from event_plane.schema import Batch, BatchKind, Namespace
 from event_plane.transport import Message
@@ -37,18 +38,25 @@ class Played:
 def read_played(path: Path) -> Iterator[Played]:
     """The messages of a capture or a Parquet recording, in order.
 
-    What a recorder's gate declared lost is left out: it is no message, and who hears the recording misses it again.
     Raises `RecordingError` for a file that is damaged, or that holds no messages.
     """
     match detect_format(path):
         case "parquet":
-            for recorded in read_parquet(path):
-                if not _is_declared_lost(recorded.batch):
-                    yield _ours(recorded.batch, wire.encode(recorded.batch), recorded.received_us)
+            yield from as_played(read_parquet(path))
         case "capture":
             yield from _read_capture(path)
         case "trace":
             raise RecordingError(f"{path} is a trace of requests, which holds no messages: `kvadvisor replay` runs it")
+
+
+def as_played(recorded: Iterable[RecordedBatch]) -> Iterator[Played]:
+    """Recorded or logged batches as messages.
+
+    What a gate declared lost is left out: it is no message, and who hears the others misses it again.
+    """
+    for each in recorded:
+        if not _is_declared_lost(each.batch):
+            yield _ours(each.batch, wire.encode(each.batch), each.received_us)
 
 
 def _is_declared_lost(batch: Batch) -> bool:

@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -143,6 +144,22 @@ def test_replay_of_a_log_that_was_cut_says_what_is_missing(tmp_path: Path) -> No
     replayed = replay_log(tmp_path)
     assert replayed.refused == {"entry that retention has cut from the log": cut}
     assert replayed.messages == 4 - cut
+
+
+def test_log_is_played_to_another_advisor_as_it_was(tmp_path: Path) -> None:
+    with closing(SqlLog(tmp_path / "log.db")) as log:
+        for sequence in range(4):
+            batch = stores(sequence, 5)
+            entry = NewEntry(EntryKind.BATCH, encode(batch), batch.producer, batch.epoch, batch.sequence, "agent")
+            log.append([entry, control_entry(Tick(now_us=sequence))], sequence + 1)
+    url, out = "memory://log-played", tmp_path / "heard.parquet"
+    player = threading.Thread(target=run, args=("play", tmp_path, "--to", url))
+    player.start()
+    run("record", "--source", url, "--out", out, "--events", "20", "--seconds", PATIENCE_S)
+    player.join(PATIENCE_S)
+    assert not player.is_alive()
+    heard, logged = list(read_parquet(out)), list(read_recorded(tmp_path, Reading()))
+    assert [encode(each.batch) for each in heard] == [encode(each.batch) for each in logged]
 
 
 def test_replay_at_a_speed_takes_the_recorded_time(capture: Path) -> None:

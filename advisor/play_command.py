@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
+from advisor.recorded import Reading, is_log, read_recorded
 from event_plane.connect import open_carrier
 from event_plane.credentials import Credentials
 from event_plane.credentials_file import load_credentials
 from event_plane.errors import RecordingError, TransportError
 from event_plane.pacing import Pace
-from event_plane.played import Played, read_played
+from event_plane.played import Played, as_played, read_played
 from event_plane.playing import OpenCarrier, Player
 from event_plane.publishing import Carrier
 from event_plane.subject_carrier import SubjectCarrier
@@ -22,7 +23,7 @@ from event_plane.transport import parse_url
 
 
 def play(
-    file: Annotated[Path, typer.Argument(help="A recording (.parquet) or a capture (.cap).")],
+    file: Annotated[Path, typer.Argument(help="A recording (.parquet), a capture (.cap), or an advisor's log.")],
     to: Annotated[str, typer.Option("--to", help="URL to publish on: zmq+tcp://, zmq+ipc://, nats://, jetstream://.")],
     resend_url: Annotated[
         str | None, typer.Option("--resend-url", help="ZeroMQ: where resends are served (default: the next port).")
@@ -45,7 +46,7 @@ def play(
         pace = Pace(speed)
     except ValueError as error:
         raise TransportError(str(error)) from error
-    messages = read_played(file)
+    messages = as_played(read_recorded(file, Reading())) if is_log(file) else read_played(file)
     first = next(messages, None)
     if first is None:
         raise RecordingError(f"{file} holds no messages: nothing to play")
