@@ -299,9 +299,13 @@ class BatchPublisher:
             announce, interval_s=self._snapshot_interval_s, name=f"snapshots-{self.producer:016x}"
         )
         with self._changed:
-            before, self._answers = self._answers, answers
-        if before is not None:
-            before.close()
+            closing = self._closing
+            unused = answers if closing else self._answers
+            self._answers = self._answers if closing else answers
+        if unused is not None:
+            unused.close()
+        if closing:
+            raise TransportError(self._closed_reason())
 
     def flush(self) -> int:
         """See `Publisher.flush`."""

@@ -299,8 +299,8 @@ class ZmqSubscriber:
                 self._closed = True
                 while self._asks:
                     self._end_ask(next(iter(self._asks)))
-                self._monitor.close()
                 self._live.close()
+                self._monitor.close()
                 self._context.destroy(linger=0)
 
     def _open(self) -> None:
@@ -329,8 +329,8 @@ class ZmqSubscriber:
 
     def _reopen(self) -> None:
         self._dropped_before += self._live.dropped
-        self._monitor.close()
         self._live.close()
+        self._monitor.close()
         if self._acks is not None:
             self._acks.close()
         self._state.given_up = False

@@ -210,6 +210,13 @@ def _is_closed(publisher: BatchPublisher) -> bool:
     return False
 
 
+def test_closed_publisher_serves_no_snapshots(publish_at: PublishAt) -> None:
+    publisher = publish_at()
+    publisher.close()
+    with pytest.raises(TransportError, match="was closed"):
+        publisher.serve_snapshots(lambda: None)
+
+
 # Losses
 
 
