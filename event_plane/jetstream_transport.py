@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import secrets
 import time
@@ -77,7 +78,10 @@ _PULL_BATCHES = 256
 _PULL_BYTES = 8 * 1024 * 1024
 _PULL_EXPIRES_S = 30.0
 _PULL_HEARTBEAT_S = 5.0
-_PULL_AGAIN_S = 0.05
+_PULL_ENDS = ("batch completed", "message size exceeds maxbytes")
+"""Descriptions of a pull that has simply ended. A pull's messages come before its status."""
+_STATUS_HEARTBEAT = "100"
+_STATUSES_EXPIRED = ("404", "408")
 _HELD_RELEASED = 256
 _STREAM_PEER: Final = b"stream"
 
@@ -319,6 +323,7 @@ class JetStreamSubscriber(MailboxSubscriber):
         self._pull_left = 0
         self._pull_over = asyncio.Event()
         self._pull_problem = ""
+        self._pull_inbox = ""
         self._heard_s = 0.0
         self._js: JetStreamContext | None = None
         super().__init__(source, place, credentials, b"")
@@ -354,7 +359,7 @@ class JetStreamSubscriber(MailboxSubscriber):
         await self._care.see_to(js)
         inbox = client.new_inbox()
         await client.subscribe(
-            inbox,
+            f"{inbox}.*",
             cb=self._take_pulled,
             pending_msgs_limit=SUBSCRIPTION_MESSAGES_MAX,
             pending_bytes_limit=SUBSCRIPTION_BYTES_MAX,
@@ -418,6 +423,7 @@ class JetStreamSubscriber(MailboxSubscriber):
                 "idle_heartbeat": round(_PULL_HEARTBEAT_S * 1e9),
             }
         ).encode()
+        pulls = itertools.count()
         while True:
             await self._mailbox.room(self._mailbox.live)
             self._release_oldest()
@@ -425,7 +431,8 @@ class JetStreamSubscriber(MailboxSubscriber):
             self._pull_problem = ""
             self._pull_over.clear()
             self._heard_s = time.monotonic()
-            await client.publish(next_subject, request, inbox)
+            self._pull_inbox = f"{inbox}.{next(pulls)}"
+            await client.publish(next_subject, request, self._pull_inbox)
             while not self._pull_over.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._pull_over.wait(), _PULL_HEARTBEAT_S)
@@ -437,22 +444,16 @@ class JetStreamSubscriber(MailboxSubscriber):
     async def _take_pulled(self, message: Msg) -> None:
         self._heard_s = time.monotonic()
         headers = message.headers or {}
-        match headers.get("Status"):
-            case None:
-                self._take_batch(message)
-                self._pull_left -= 1
-                if self._pull_left == 0:
-                    self._pull_over.set()
-            case "100":
-                pass
-            case "404" | "408":
+        status = headers.get("Status")
+        if status is None:
+            self._take_batch(message)
+            self._pull_left -= 1
+            if self._pull_left == 0:
                 self._pull_over.set()
-            case _:
-                description = headers.get("Description", "")
-                if "max" not in description.lower():
-                    self._pull_problem = description
-                # Lest a consumer that cannot serve us be asked without a pause.
-                asyncio.get_running_loop().call_later(_PULL_AGAIN_S, self._pull_over.set)
+        elif status != _STATUS_HEARTBEAT and message.subject == self._pull_inbox:
+            if status not in _STATUSES_EXPIRED and headers.get("Description", "").lower() not in _PULL_ENDS:
+                self._pull_problem = headers.get("Description") or f"status {status}"
+            self._pull_over.set()
 
     def _take_batch(self, message: Msg) -> None:
         position = message.metadata.sequence.stream

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import nats.errors
 import nats.js.errors
 import stamina
+import structlog
 from nats.aio.client import Client
 
 from event_plane.credentials import Credentials
@@ -37,6 +38,9 @@ _SETTLED_S = 5.0
 """A connection that lived shorter counts as a failed attempt: the back-off goes on growing."""
 _CLOSE_S = 1.0
 _CLOSE_CLIENT_S = 0.5
+
+
+_log = structlog.get_logger()
 
 
 class ConnectionAway(Exception):
@@ -280,6 +284,8 @@ class NatsConnection:
         return client
 
     def _up(self) -> None:
+        if self._standing.connected is False:
+            _log.info("connected", to=str(self._place), connection=self._name)
         self._standing = replace(
             self._standing, connected=True, problem="", reconnects=self._standing.reconnects + self._has_stood
         )
@@ -287,6 +293,8 @@ class NatsConnection:
         self._known.set()
 
     def _down(self, problem: str) -> None:
+        if problem != self._standing.problem:
+            _log.warning(problem, connection=self._name)
         self._standing = replace(self._standing, connected=False, problem=problem)
         self._known.set()
 

@@ -278,6 +278,18 @@ def test_server_killed_under_a_subscriber_goes_on_where_it_was(
     assert subscriber.connection().reconnects == 1
 
 
+def test_many_pulls_follow_each_other_on_one_consumer(server: NatsServer, publish: Open, subscribe: Open) -> None:
+    publisher, subscriber = publish(epoch=3), subscribe()
+    stands(subscriber)
+    (consumer,) = consumers(server)
+    for first in range(0, 3_000, 100):
+        publisher.publish(stores(*range(first, first + 100)))
+        assert live(subscriber, 100) == [(7, 3, sequence) for sequence in range(first, first + 100)]
+        subscriber.acknowledge(7, 3, first + 99)
+    assert [each.name for each in consumers(server)] == [consumer.name]
+    assert subscriber.connection().reconnects == 0
+
+
 def test_stream_that_was_deleted_is_made_again(server: NatsServer, publish: Open, subscribe: Open) -> None:
     publisher, subscriber = publish(epoch=3), subscribe()
     publisher.publish(stores(*range(5)), flush=True)
