@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,15 +10,15 @@ import zmq
 
 from advisor.entries import NewEntry
 from advisor.foreign import SourceFacts
+from advisor.hearing import hearing
 from advisor.intake import Intake
-from advisor.pipeline import Group, LogThread, now_us
+from advisor.pipeline import now_us
 from event_plane import wire
 from event_plane.errors import WireError
 from event_plane.parquet import ParquetRecorder
 from event_plane.recording import CaptureRecorder, frames_of
 from event_plane.transport import Message, Subscriber
 
-_GROUPS_MAX = 64
 _GROUP_MESSAGES_MAX = 64
 _POLL_MS = 50
 _FLUSH_S = 1.0
@@ -80,49 +79,17 @@ def record_batches(
     What is missing is asked for again, and what nobody has is recorded as lost. Raises what ended it before its time.
     """
     intake = Intake([facts])
-    groups: queue.Queue[Group] = queue.Queue(maxsize=_GROUPS_MAX)
-    faults: list[BaseException] = []
-    ending = threading.Event()
-
-    def fail(fault: BaseException) -> None:
-        faults.append(fault)
-        ending.set()
-
-    thread = LogThread(
-        _RecordingLog(recorder),
-        intake,
-        [subscriber],
-        groups,
-        batches_max=_GROUP_MESSAGES_MAX,
-        stopping=ending,
-        fail=fail,
-    )
     watch = _Watch(subscriber, say)
-    thread.start()
+    ending = threading.Event()
     events = 0
-    try:
+    with hearing(subscriber, intake, _RecordingLog(recorder), ending) as heard:
         while not (limits.reached(events) or ending.is_set()):
             watch.look()
-            events += _next_events(thread, groups)
-    finally:
-        ending.set()
-        while thread.is_alive():
-            _next_events(thread, groups)
-    if faults:
-        raise faults[0]
+            events += sum(len(batch.records) for batch in heard(_POLL_MS / 1000))
     # What waits behind a gap is recorded too; that the gap is lost is all that can be said of it now.
     for accepted in intake.give_up(facts.name, now_us()).accepted:
         recorder.write(accepted.batch, accepted.entry.source, received_us=now_us())
     return dict(intake.refused)
-
-
-def _next_events(thread: LogThread, groups: queue.Queue[Group]) -> int:
-    try:
-        group = groups.get(timeout=_POLL_MS / 1000)
-    except queue.Empty:
-        return 0
-    thread.unapplied.popleft()
-    return sum(len(batch.records) for _, batch in group.entries if batch is not None)
 
 
 def record_messages(

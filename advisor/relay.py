@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Sequence
 from typing import Final
 
 from advisor.entries import NewEntry
 from advisor.foreign import OURS, SourceFacts
+from advisor.hearing import hearing
 from advisor.intake import Intake
-from advisor.pipeline import Group, LogThread, now_us
+from advisor.pipeline import now_us
 from event_plane.connect import open_carrier
 from event_plane.credentials import NO_CREDENTIALS, Credentials
 from event_plane.dialects.outgoing import Style
@@ -24,8 +24,6 @@ from event_plane.zmq_transport import TOPIC
 
 SCHEMES: Final[dict[Style, tuple[str, ...]]] = {"vllm": ("zmq+tcp", "zmq+ipc"), "dynamo": ("nats",)}
 """What carries each style's messages, as its engines publish them."""
-_GROUPS_MAX: Final = 64
-_BATCHES_MAX: Final = 64
 _TURN_S: Final = 0.02
 
 
@@ -49,40 +47,17 @@ def relay(subscriber: Subscriber, player: Player, words: Words, stopping: thread
 
     Closes the subscriber. Raises what ended the hearing, and `TransportError` where the player cannot publish.
     """
-    groups: queue.Queue[Group] = queue.Queue(_GROUPS_MAX)
-    faults: list[BaseException] = []
-
-    def fail(fault: BaseException) -> None:
-        faults.append(fault)
-        stopping.set()
-
-    hearing = LogThread(
-        _Unlogged(),
-        Intake([SourceFacts(subscriber.source, OURS)]),
-        [subscriber],
-        groups,
-        batches_max=_BATCHES_MAX,
-        stopping=stopping,
-        fail=fail,
-    )
-    hearing.start()
-    try:
+    # Opens what carries the messages, so that a place that cannot be used is told at once.
+    player.wait_subscriber(words.nothing(), 0.0)
+    intake = Intake([SourceFacts(subscriber.source, OURS)])
+    with hearing(subscriber, intake, _Unlogged(), stopping) as heard:
         while not stopping.is_set():
-            try:
-                group = groups.get_nowait()
-            except queue.Empty:
+            batches = heard(0.0)
+            for batch in batches:
+                for played in words.say(batch, now_us()):
+                    player.send(played)
+            if not batches:
                 player.serve(_TURN_S)
-                continue
-            hearing.unapplied.popleft()
-            for _, batch in group.entries:
-                if batch is not None:
-                    for played in words.say(batch, now_us()):
-                        player.send(played)
-    finally:
-        stopping.set()
-        hearing.join()
-    if faults:
-        raise faults[0]
     return player.messages
 
 

@@ -40,3 +40,7 @@ class Words:
             yield Played(timestamp_us, payload, self._sequence, topic=self._topic)
             self._sequence += 1
             self._events += len(changes)
+
+    def nothing(self) -> Played:
+        """A message that is never sent: it says what topic the others have."""
+        return Played(0, b"", 0, topic=self._topic)
