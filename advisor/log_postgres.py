@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import structlog
 from sqlalchemy import URL, Connection, make_url, text
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -31,6 +32,7 @@ LOCK_TIMEOUT = "2s"
 """A partition that somebody reads is dropped another time: waiting for it would keep the writer waiting too."""
 SIZE = text("SELECT coalesce(sum(pg_total_relation_size(relid)), 0) FROM pg_partition_tree('entries')")
 
+_log = structlog.get_logger()
 _PARTITION = re.compile(r"entries_p(\d{20})")
 _PARTITIONS = text("SELECT relid::regclass::text FROM pg_partition_tree('entries') WHERE isleaf ORDER BY 1")
 _HOLDER = text(
@@ -106,6 +108,7 @@ class PostgresDatabase:
                     self._take_lock()
                     self.write(lambda connection: migrate(connection, url))
                     self.write(self._find_room)
+                    self.read(self._warn_of_lost_flushes)
         except BaseException:
             self.close()
             raise
@@ -197,6 +200,10 @@ class PostgresDatabase:
         holder = self.write(take)
         if holder is not None:
             raise LogError(f"{self.name} is in use by {holder}: stop that one first, or give this one its own database")
+
+    def _warn_of_lost_flushes(self, connection: Connection) -> None:
+        if connection.scalar(text("SHOW fsync")) == "off":
+            _log.warning("the server acknowledges what its disk does not have yet: set fsync = on there", log=self.name)
 
     def _find_room(self, connection: Connection) -> None:
         partitions = _partitions(connection)

@@ -145,6 +145,9 @@ class ServiceReader:
         if checkpointer is not None:
             text = "; ".join([checkpointer.text(), *service.passed_over])
             checks.append(Check(name="checkpoint", ok=not checkpointer.problem, text=text))
+        if service.retention is not None and service.retention.problem:
+            text = f"the log is not cut for now: {service.retention.problem}"
+            checks.append(Check(name="retention", ok=True, text=text))
         if skipped := service.fold.skipped[INDEX_FULL]:
             text = f"the index is full, {skipped} Stores were skipped: raise index_memory_bytes_max and start again"
             checks.append(Check(name="index", ok=True, text=text))

@@ -89,6 +89,30 @@ def test_service_goes_on_where_it_stopped(
         assert (kinds[0], kinds.count("settings"), kinds.count("operator")) == ("settings", 2, 1)
 
 
+def test_service_whose_server_goes_away_says_so_and_goes_on_after_a_start(
+    tmp_path: Path, urls: tuple[str, str], publisher: BatchPublisher
+) -> None:
+    server = PostgresServer()
+    try:
+        log = LogSettings(url=server.emptied_database(), password_file=server.password_file)
+        settings = settings_for(tmp_path, urls, log)
+        with AdvisorService(settings) as service:
+            publisher.publish(stores(range(1, 2_001)), flush=True)
+            eventually(lambda: len(service.fold.index) == 2_000, "2,000 blocks")
+            server.stop()
+            with pytest.raises(LogError, match=r"cannot append to .*: the server cannot be reached or went away"):
+                service.wait(60)
+        with pytest.raises(LogError, match=r"cannot open .*: the server cannot be reached"):
+            AdvisorService(settings).start()
+        server.start()
+        with AdvisorService(settings) as again:
+            assert len(again.fold.index) == 2_000
+            publisher.publish(stores(range(2_001, 2_501)), flush=True)
+            eventually(lambda: len(again.fold.index) == 2_500, "2,500 blocks")
+    finally:
+        server.close()
+
+
 def bounded_service(folder: Path, urls: tuple[str, str], kind: str) -> AdvisorSettings:
     log = LogSettings(kind=kind, retention_bytes=LOG_BYTES)  # type: ignore[arg-type]
     return settings_for(folder, urls, log, checkpoint_interval_s=3_600)

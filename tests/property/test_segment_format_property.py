@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.entries import LogEntry, NewEntry, logged
+from advisor.entries import EntryKind, LogEntry, NewEntry, logged
 from advisor.segment_format import HEAD, META, FrameDamaged, decode_body, decode_head, encode_group, later_frames, peek
 from tests.property.test_log_model import ENTRIES
 
@@ -67,3 +69,19 @@ def test_kind_and_group_are_told_without_the_payload(entry: NewEntry) -> None:
     content = b"".join(encode_group([entry, entry], 7, 5)[0])
     kind, group = peek(memoryview(content)[HEAD.size : HEAD.size + META.size])
     assert (kind, group) == (content[HEAD.size], 2)
+
+
+def test_bytes_lie_where_the_page_says() -> None:
+    """docs/log.md, "Segments, byte for byte"."""
+    entry = NewEntry(EntryKind.BATCH, b"payload", 2**64 - 1, 3, 4, "core", 5)
+    frame = b"".join(encode_group([entry, entry], 9, 1_234)[0])[: 80 + len("core") + len("payload")]
+    numbers = {at: int.from_bytes(frame[at : at + size], "little") for at, size in OFFSETS.items()}
+    assert frame[:4] == b"KVF1"
+    assert numbers == {
+        4: len(frame) - 32, 8: 9, 16: 9, 24: zlib.crc32(frame[32:]), 28: zlib.crc32(frame[:28]), 32: 1, 33: 3, 34: 4,
+        36: 5, 40: 1_234, 48: 2**64 - 1, 56: 3, 64: 4, 72: 2, 76: 0,
+    }  # fmt: skip
+    assert frame[80:] == b"corepayload"
+
+
+OFFSETS = {4: 4, 8: 8, 16: 8, 24: 4, 28: 4, 32: 1, 33: 1, 34: 2, 36: 4, 40: 8, 48: 8, 56: 8, 64: 8, 72: 4, 76: 4}
