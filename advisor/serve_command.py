@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import stamina
 import structlog
 import typer
 
@@ -48,6 +49,8 @@ def serve(
 
 def _log_to_standard_error() -> None:
     """Standard output is for whoever starts us: its first line says where the admin view is."""
+    # Connections say themselves when they fall and when they stand again, not at each attempt between.
+    stamina.instrumentation.set_on_retry_hooks([])
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
