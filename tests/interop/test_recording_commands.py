@@ -20,6 +20,7 @@ import pytest
 from advisor.cli import main
 from advisor.entries import EntryKind, NewEntry, Tick, control_entry
 from advisor.log import SqlLog
+from advisor.play_command import play
 from advisor.recorded import Reading, read_recorded
 from advisor.replay import live_blocks, load_trace, replay_log, replay_recording
 from event_plane.parquet import ParquetRecorder, read_parquet, write_parquet
@@ -153,7 +154,7 @@ def test_log_is_played_to_another_advisor_as_it_was(tmp_path: Path) -> None:
             entry = NewEntry(EntryKind.BATCH, encode(batch), batch.producer, batch.epoch, batch.sequence, "agent")
             log.append([entry, control_entry(Tick(now_us=sequence))], sequence + 1)
     url, out = "memory://log-played", tmp_path / "heard.parquet"
-    player = threading.Thread(target=run, args=("play", tmp_path, "--to", url))
+    player = threading.Thread(target=play, args=(tmp_path, url))
     player.start()
     run("record", "--source", url, "--out", out, "--events", "20", "--seconds", PATIENCE_S)
     player.join(PATIENCE_S)
