@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from advisor.cli import main
 from advisor.relay import outlet, relay
 from event_plane.connect import open_publisher, open_subscriber
 from event_plane.dialects.known import open_dialect
@@ -106,6 +109,32 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_command_relays_what_was_published_before_it_until_ctrl_c(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, to = (f"zmq+ipc://{tmp_path}/{name}" for name in ("source", "relay"))
+    wanted = {(1, "GPU", 0, block) for block in (1, 2, 3)}
+    read: list[set[Key]] = []
+
+    def listen_then_interrupt() -> None:
+        try:
+            with closing(open_subscriber("router", to, foreign=True)) as router:
+                read.append(read_until(router, "vllm", lambda placed: placed == wanted))
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with closing(open_publisher(source, producer=7)) as publisher:
+        for block in (1, 2, 3):
+            publisher.publish([record(EventType.STORE, block)], True)
+        listener = threading.Thread(target=listen_then_interrupt)
+        listener.start()
+        with pytest.raises(SystemExit) as ended:
+            main(["relay", "--source", source, "--to", to, "--as", "vllm"])
+        listener.join(PATIENCE_S)
+    assert not ended.value.code
+    assert (read, capsys.readouterr().out) == ([wanted], f"3 messages relayed to {to}\n")
 
 
 @pytest.mark.parametrize(
