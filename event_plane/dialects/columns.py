@@ -48,12 +48,15 @@ _I64_MIN: Final = -(1 << 63)
 _HASH_BYTES: Final = 16
 _EVENT_FIELDS: Final = 3
 _EXTRA_BYTES_MAX: Final = EXTENSION_BYTES_MAX // 2
+_LOCATIONS_MAX: Final = 1_024
+_LOCATION_CHARACTERS_MAX: Final = 256
 _EVENT_SEQUENCE_SHIFT: Final = 16
 """Foreign events have no numbers: sequence << 16 | place in the batch rises, since a batch has at most 2^16 records."""
 _STORE, _REMOVE, _CLEAR = int(EventType.STORE), int(EventType.REMOVE), int(EventType.CLEAR)
 _FIRST: Final = int(RecordFlag.FIRST)
 
 assert RECORD_COUNT_MAX <= 1 << _EVENT_SEQUENCE_SHIFT
+assert _LOCATIONS_MAX * _LOCATION_CHARACTERS_MAX * 4 + _EXTRA_BYTES_MAX < EXTENSION_BYTES_MAX
 
 
 class BadEventError(Exception):
@@ -61,7 +64,7 @@ class BadEventError(Exception):
 
 
 class Columns:
-    """Collects the events of one payload. Adding raises nothing; `batch` checks every hash at once."""
+    """Collects the events of one payload. Adding checks the places alone; `batch` checks every hash at once."""
 
     def __init__(self, dialect: str, flags: int = 0) -> None:
         """`dialect` is named in errors; `flags` are set in every record."""
@@ -82,9 +85,19 @@ class Columns:
         self._trees: list[tuple[int, int, Lineage]] = []
 
     def place(self, tier: int, location: str, group: int = 0) -> int:
-        """Number of a place, for `store` and `remove`. Ask once for each place of a payload."""
-        self._places.append((int(tier), group, self._locations.setdefault(location, len(self._locations)), 0))
+        """Number of a place, for `store` and `remove`. Ask once for each place of a payload.
+
+        Raises `BadEventError` where its name, or one location more, would not fit into a batch.
+        """
+        self._places.append((int(tier), group, self._location(location), 0))
         return len(self._places) - 1
+
+    def _location(self, location: str) -> int:
+        if len(location) > _LOCATION_CHARACTERS_MAX:
+            raise BadEventError("location too long")
+        if len(self._locations) == _LOCATIONS_MAX and location not in self._locations:
+            raise BadEventError("too many locations")
+        return self._locations.setdefault(location, len(self._locations))
 
     def store(
         self,
@@ -111,7 +124,7 @@ class Columns:
 
     def clear(self, tier: int = TIER_ALL, location: str | None = None) -> None:
         """Everything that the sender placed in `tier` and `location`; None: everywhere."""
-        at = LOCATION_ALL if location is None else self._locations.setdefault(location, len(self._locations))
+        at = LOCATION_ALL if location is None else self._location(location)
         self._places.append((tier, 0, at, NAMESPACE_ALL))
         self._add((_CLEAR, self._flags, len(self._places) - 1, 0), (0,), None, DEPTH_UNKNOWN)
 

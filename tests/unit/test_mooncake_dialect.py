@@ -98,6 +98,14 @@ def test_bad_event_is_counted_by_reason_and_the_batch_goes_on(event: Any, reason
     assert (hashes(batch), skipped) == ([1, 2], {reason: 1})
 
 
+def test_locations_past_what_a_batch_carries_are_counted_as_bad_events() -> None:
+    names = [str(number) for number in range(1_030)]
+    stores = [store_event("stored", [11], backend_id=name) for name in (*names, "x" * 300, "0")]
+    batch, skipped = read("mooncake", engine_payload(*stores))
+    assert (len(batch.records), len(batch.locations)) == (1_025, 1_024)
+    assert skipped == {"too many locations": 6, "location too long": 1}
+
+
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x91\x01", msgspec.msgpack.encode({"a": 1})])
 def test_payload_that_is_no_batch_is_one_error(payload: bytes) -> None:
     with pytest.raises(DialectError, match="Mooncake payload"):
