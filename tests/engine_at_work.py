@@ -44,7 +44,7 @@ class Engine:
     def _run(self) -> None:
         for first in itertools.count(1, 5):
             # Before a subscriber acknowledges, nothing else holds a publisher back.
-            if self._ending.wait(0.002 if self.publisher.stat().acknowledging_subscribers else 0.05):
+            if self._ending.wait(0.01 if self.publisher.stat().acknowledging_subscribers else 0.05):
                 return
             events = [self.event(EventType.STORE, block) for block in range(first, first + 5)]
             gone = range(max(first - KEPT, 1), max(first - KEPT + 5, 1))

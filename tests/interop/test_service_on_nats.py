@@ -71,7 +71,7 @@ def test_service_stopped_and_started_under_an_engine_loses_and_doubles_nothing(
     tmp_path: Path, server: NatsServer, url: str
 ) -> None:
     with engine(url) as at_work:
-        for _ in range(3):
+        for _ in range(2):
             with running(tmp_path / "advisor", url) as service:
                 wait_for(more_than(service, at_work, 40))
         with running(tmp_path / "advisor", url) as service:
