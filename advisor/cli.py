@@ -44,6 +44,10 @@ class EntryPointGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
+        # Imported with a command alone: `--help` stays quick.
+        from advisor.command_log import log_to_standard_error
+
+        log_to_standard_error()
         return name, command if name is None else load(self._entry_points[name]), rest
 
 
