@@ -191,7 +191,7 @@ def test_demo_with_arguments_that_cannot_be(tmp_path: Path, ends: Ends, taken_po
     assert ends("demo", "--trace", broken).startswith(f"{broken}, line 501 is no request (")
     cut = write(tmp_path / "cut.jsonl.gz", gzip.compress(LINE.encode() * 500)[:-20])
     assert ends("demo", "--trace", cut).endswith(": fetch or record it again")
-    other = shared_data / "traces" / "ragpulse_0_trace.jsonl.gz"
+    other = write(tmp_path / "other.jsonl", '{"prompt": "hello"}\n')
     assert ends("demo", "--trace", other).startswith(f"{other} holds JSON of another format than Mooncake's (")
     assert ends("demo", "--port", taken_port) == (
         f"port {taken_port} of 127.0.0.1 is in use: stop what listens there, or leave --port out for any"
