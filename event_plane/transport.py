@@ -81,6 +81,8 @@ def parse_url(url: str) -> PlaneUrl:
         case "memory":
             return PlaneUrl("memory", path=_path(url, parts, "memory://name"))
         case "nats":
+            if parts.query:
+                raise TransportError(f"event URL {url!r} has options after ?, which only jetstream:// takes: use nats://host:port/subject")
             subject = _nats_name(url, parts, _SUBJECT, "subject")
             return PlaneUrl("nats", parts.hostname or "", port or NATS_PORT, subject)
         case "jetstream":
