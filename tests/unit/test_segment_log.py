@@ -356,3 +356,35 @@ def test_batches_out_of_order_are_refused(tmp_path: Path) -> None:
         log.append([batch(6), batch(3)], 1)
     assert log.last_position() == 1
     log.close()
+
+
+def test_read_of_the_segment_that_is_written_to_starts_near_its_entry(tmp_path: Path) -> None:
+    log = SegmentLog(tmp_path)
+    for sequence in range(70):
+        log.append([batch(2 * sequence, os.urandom(50_000)), batch(2 * sequence + 1, b"second")], sequence)
+    for opening in ("written", "recovered"):
+        (segment,) = log._shelf.segments()
+        assert [position for position, _ in segment.landmarks] == [43, 85, 127], opening
+        for position in (1, 2, 42, 43, 44, 84, 85, 86, 140):
+            assert [(e.position, e.sequence) for e in log.read(position, position)] == [(position, position - 1)]
+        assert [entry.position for entry in log.read(42)] == list(range(42, 141))
+        log.close()
+        log = SegmentLog(tmp_path)
+    log.close()
+
+
+def test_stat_counts_each_file_once(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    fill(log, 28)
+    log.append([batch(28)], 1_028)
+    eventually(lambda: len(sealed(tmp_path)) == 2, "sealed segments")
+    log.close()
+    raw(tmp_path)[0].unlink()
+    figures = opened(tmp_path, read_only=True).stat()
+    assert (figures.first_position, figures.last_position) == (1, 28)
+    assert (figures.first_recorded_us, figures.last_recorded_us) == (1_000, 1_027)
+    assert figures.stored_bytes == sum(path.stat().st_size for path in sealed(tmp_path))
+    again = opened(tmp_path)
+    assert again.append([batch(30)], 2_000) == 29
+    assert again.stat().last_recorded_us == 2_000
+    again.close()
