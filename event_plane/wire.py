@@ -84,7 +84,7 @@ def encode(batch: Batch) -> bytes:
     if len(batch.locations) > LOCATIONS_MAX:
         raise WireError(f"batch has {len(batch.locations)} locations, the limit is {LOCATIONS_MAX}: split it")
     extension = _encode_extension(batch)
-    body = memoryview(np.ascontiguousarray(records).view(np.uint8))
+    body = np.ascontiguousarray(records).view(np.uint8).data
     fields = (
         MAGIC, VERSION, batch.kind, batch.flags, batch.producer, batch.epoch, batch.sequence,
         batch.first_event_sequence, batch.timestamp_us, len(records), RECORD_DTYPE.itemsize, HEADER.size,
