@@ -119,6 +119,7 @@ class SegmentLog:
         """Entries in order up to the newest of this moment, of one kind or all."""
         last = self.last_position()
         end = last if to_position is None else min(to_position, last)
+        from_position = max(from_position, 1)
         with self._reads.open(from_position) as under_way:
             while under_way.position <= end:
                 segment, path, descriptor = self._open_at(under_way.position)

@@ -388,3 +388,16 @@ def test_stat_counts_each_file_once(tmp_path: Path) -> None:
     assert again.append([batch(30)], 2_000) == 29
     assert again.stat().last_recorded_us == 2_000
     again.close()
+
+
+def test_writer_killed_before_its_first_segment_leaves_an_empty_log(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    for path in raw(tmp_path):
+        path.unlink()
+    reader = opened(tmp_path, read_only=True)
+    assert (reader.stat().first_position, reader.stat().last_position) == (1, 0)
+    assert list(reader.read()) == list(reader.read(0, 0)) == []
+    log = opened(tmp_path)
+    assert log.append([batch(0)], 1) == 1
+    log.close()
+    assert reader.last_position() == 1
