@@ -27,6 +27,9 @@ OUTBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """Bytes that wait to be sent; what comes past it is dropped by whoever sends."""
 HEADER_BYTES_MAX: Final = 512
 """What headers of ours take at most of a message: the server counts them in its `max_payload`."""
+SUBSCRIPTION_MESSAGES_MAX: Final = 8192
+SUBSCRIPTION_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What nats-py holds of one subscription before it drops the newest."""
 _PENDING_BYTES = 2 * 1024 * 1024
 _CONNECT_S = 2.0
 _PING_S = 5.0

@@ -1,7 +1,7 @@
 """What a transport offers, whatever carries it, and the URLs that name one.
 
-Implementations: `zmq_transport`, `nats_transport`, `jetstream_transport`, `memory_transport`; `event_plane.connect`
-chooses by URL.
+Implementations: `zmq_transport`, `nats_transport`, `jetstream_transport` and `jetstream_subscriber`,
+`memory_transport`; `event_plane.connect` chooses by URL.
 """
 
 from __future__ import annotations
