@@ -260,6 +260,7 @@ class Intake:
             _stored_crc(message.payload),
             _Item(message, message.source, batch),
             begins_snapshot=batch.kind is BatchKind.SNAPSHOT_BEGIN,
+            payload_bytes=len(message.payload),
         )
         return self._carry_out(self.gate.offer(arrival, now_us))
 
@@ -281,7 +282,10 @@ class Intake:
         self._known(producer, message.source, name)
         self._foreign_producers.add(producer)
         self._heard_us[producer] = now_us
-        arrival = Arrival(producer, None, origin.sequence, crc32(message.payload), _Item(message, name, dialect))
+        arrival = Arrival(
+            producer, None, origin.sequence, crc32(message.payload), _Item(message, name, dialect),
+            payload_bytes=len(message.payload),
+        )  # fmt: skip
         return self._carry_out(self.gate.offer(arrival, now_us), taken)
 
     # -- what the gate says
