@@ -15,8 +15,8 @@ help: ## List the targets.
 demo: .venv/.run ## Run the demo: an engine, an agent with two volumes, and the advisor with its admin page.
 	$(BIN)/kvadvisor demo $(ARGS)
 
-test: .venv/.test ## Run all tests.
-	$(BIN)/python -m pytest $(ARGS)
+test: .venv/.test ## Run all tests, two at a time.
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 soak: .venv/.test ## Kill demos thirty times at random moments and verify after each; takes minutes.
 	$(BIN)/python -m tests.crash.killed_demo $(ARGS)
