@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from advisor.entries import EntryKind, NewEntry, Tick, control_entry
 from advisor.errors import LogError
 from advisor.log import PAGE_BYTES_MAX, PAGE_ENTRIES_MAX, SqlLog
 from advisor.log_queries import SqlQueries, Term
+from tests.disks import disk_of
 
 
 def batch(sequence: int, payload: bytes = b"batch") -> NewEntry:
@@ -229,16 +229,8 @@ def test_full_database_refuses_the_whole_append(tmp_path: Path, pages_max: None)
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB of its own."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    if shutil.which("mount") is None or os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", mounted], check=False, capture_output=True)
-    if made.returncode != 0:
-        pytest.skip(f"no tmpfs here: {made.stderr.decode().strip()}")
-    yield mounted
-    subprocess.run(["umount", mounted], check=True)
+    with disk_of(tmp_path / "disk", 2) as disk:
+        yield disk
 
 
 def test_full_disk_refuses_the_append_and_keeps_what_was_acknowledged(small_disk: Path) -> None:
