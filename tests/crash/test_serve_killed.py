@@ -55,9 +55,11 @@ def stored(number: int) -> EventRecord:
 @contextmanager
 def publishing(urls: tuple[str, str], epoch: int, records: int = 20) -> Iterator[BatchPublisher]:
     """A publisher, and a thread that has it publish blocks as fast as it can until the end."""
+    # It can send all again from its first batch on, however long the service takes to start.
     publisher = open_publisher(
-        *urls, producer=PRODUCER, epoch=epoch, flush_events=records, window_batches=16, window_wait_s=30.0
-    )
+        *urls, producer=PRODUCER, epoch=epoch, flush_events=records, buffer_batches=65_536, window_batches=16,
+        window_wait_s=30.0,
+    )  # fmt: skip
     ending = threading.Event()
 
     def publish() -> None:
@@ -65,7 +67,7 @@ def publishing(urls: tuple[str, str], epoch: int, records: int = 20) -> Iterator
             for first in itertools.count(1, records):
                 publisher.publish([stored(number) for number in range(first, first + records)])
                 # Before anyone acknowledges, nothing else holds a publisher back.
-                if publisher.stat().acknowledging_subscribers == 0 and ending.wait(0.01):
+                if publisher.stat().acknowledging_subscribers == 0 and ending.wait(0.02):
                     return
 
     thread = threading.Thread(target=publish)
