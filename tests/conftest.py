@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from tests.postgres import PostgresServer
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +29,10 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One for all tests; a test that stops it makes its own."""
+    with closing(PostgresServer()) as server:
+        yield server
