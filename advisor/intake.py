@@ -249,7 +249,8 @@ class Intake:
         except WireError as fault:
             unreadable = Unreadable(message.source, UNDECODABLE_BATCH, str(fault)[:DETAIL_CHARACTERS_MAX])
             return self._refuse(unreadable, Taken())
-        self._known(batch.producer, message.source, message.source)
+        if self.gate.has_room(batch.producer):
+            self._known(batch.producer, message.source, message.source)
         if batch.kind is BatchKind.HEARTBEAT:
             self.heartbeats[message.source] += 1
             return self._carry_out(self.gate.heartbeat(batch.producer, batch.epoch, batch.sequence, now_us))
@@ -279,9 +280,10 @@ class Intake:
             self.refused[MISREAD] += 1
             for each in [each for each, named in self._name_of.items() if named.rpartition("/")[0] == sender]:
                 self._carry_out(self.gate.restart(each), taken)
-        self._known(producer, message.source, name)
-        self._foreign_producers.add(producer)
-        self._heard_us[producer] = now_us
+        if self.gate.has_room(producer):
+            self._known(producer, message.source, name)
+            self._foreign_producers.add(producer)
+            self._heard_us[producer] = now_us
         arrival = Arrival(
             producer, None, origin.sequence, crc32(message.payload), _Item(message, name, dialect),
             payload_bytes=len(message.payload),

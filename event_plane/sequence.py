@@ -391,6 +391,10 @@ class SequenceGate:
 
     # -- what comes
 
+    def has_room(self, producer: int) -> bool:
+        """Whether its stream is kept, or could be: of more than `PRODUCERS_MAX` nothing is remembered at all."""
+        return producer in self._streams or len(self._streams) < PRODUCERS_MAX
+
     def offer(self, arrival: Arrival, now_us: int) -> list[Action]:
         """Judge one arrival. Accepts come in the order in which they must be logged."""
         foreign = arrival.epoch is None
@@ -545,7 +549,7 @@ class SequenceGate:
     def _stream(self, arrival: Arrival, foreign: bool) -> _Stream | Refused:
         stream = self._streams.get(arrival.producer)
         if stream is None:
-            if len(self._streams) >= PRODUCERS_MAX:
+            if not self.has_room(arrival.producer):
                 return Refused(arrival, REASON_PRODUCERS)
             stream = self._streams[arrival.producer] = _Stream(arrival.producer, foreign)
         return stream if stream.foreign == foreign else Refused(arrival, REASON_KIND)

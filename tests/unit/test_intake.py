@@ -12,11 +12,11 @@ from structlog.testing import capture_logs
 from advisor.entries import LogEntry, logged
 from advisor.fold import Fold
 from advisor.index import ArrayIndex, IndexSize
-from advisor.intake import MISREAD, Intake, SourceFacts, Taken, Unreadable
+from advisor.intake import MISREAD, Cursors, Intake, SourceFacts, Taken, Unreadable
 from advisor.pipeline import UNREADABLE_QUIET_S, UnreadableLog
 from event_plane import wire
 from event_plane.schema import RECORD_DTYPE, Batch, BatchKind, SnapshotRange, producer_id
-from event_plane.sequence import REASON_LATE, SequenceGate
+from event_plane.sequence import PRODUCERS_MAX, REASON_LATE, REASON_PRODUCERS, SequenceGate, StreamState
 from event_plane.transport import Message
 
 PRODUCER = 7
@@ -278,3 +278,17 @@ def test_engine_overtaking_the_cursor_while_we_were_away_is_a_new_life() -> None
     advisor.offer(*second_life)
     assert advisor.live() == {100, 101, 102}
     assert advisor.fold.producers[producer].epochs_closed == 1
+
+
+def test_nothing_is_remembered_of_producers_beyond_those_that_are_kept() -> None:
+    intake = Intake([SourceFacts("engine"), SourceFacts("core")])
+    states = [StreamState(1_000 + n, False, 1, 0, True, [], []) for n in range(PRODUCERS_MAX)]
+    names = {state.producer: "core" for state in states}
+    intake.load(Cursors(states, names))
+    before = intake.cursors()
+    for message in (ours(0), ours(0, BatchKind.HEARTBEAT), foreign(0, stored(1))):
+        assert intake.offer(message, 0) == Taken()
+    assert intake.refused == {REASON_PRODUCERS: 3}
+    assert intake.cursors() == before
+    assert intake.by_source({PRODUCER: 1, producer_id("engine/kv/dp0"): 1}) == {"": 2}
+    assert not intake.probe("core", 0, 1).resends
