@@ -21,8 +21,9 @@ test: .venv/.test ## Run all tests, two at a time.
 soak: .venv/.test ## Kill demos thirty times at random moments and verify after each; takes minutes.
 	$(BIN)/python -m tests.crash.killed_demo $(ARGS)
 
-soak-plane: .venv/.test ## Disturb the event plane at random for longer than the tests do; takes minutes.
+soak-plane: .venv/.test ## Disturb the event plane, and kill what takes part in it, at random; takes half an hour.
 	KVADVISOR_FAULT_EXAMPLES=200 $(BIN)/python -m pytest --timeout 0 tests/property/test_fault_proxy*.py $(ARGS)
+	$(BIN)/python -m tests.crash.killed_plane
 
 fuzz: .venv/.fuzz ## Fuzz every decoder for a minute each; ARGS names targets and --seconds.
 	$(BIN)/python -m tests.fuzz.run $(ARGS)
