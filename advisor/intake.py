@@ -117,6 +117,9 @@ class Intake:
         """Move the producer's cursor past a batch that is in the log already."""
         foreign = entry.foreign_crc is not None
         through = batch.snapshot.through if batch.kind is BatchKind.LOST and batch.snapshot is not None else None
+        if not foreign and through == batch.sequence:
+            # One number of our own: most likely its publisher's own mark, whose copy is acknowledged as any batch's is.
+            through = None
         self._name(batch.producer, entry.source, foreign=foreign)
         if foreign:
             self._senders.restore(entry.source, batch.namespaces)

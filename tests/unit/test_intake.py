@@ -292,3 +292,15 @@ def test_nothing_is_remembered_of_producers_beyond_those_that_are_kept() -> None
     assert intake.cursors() == before
     assert intake.by_source({PRODUCER: 1, producer_id("engine/kv/dp0"): 1}) == {"": 2}
     assert not intake.probe("core", 0, 1).resends
+
+
+def test_copy_of_a_publishers_own_loss_is_acknowledged_after_a_restart_too() -> None:
+    before = Advisor()
+    for message in (ours(0), ours(1, BatchKind.LOST, through=1)):
+        before.take(before.intake.offer(message, 0))
+    after = Intake([SourceFacts("core")])
+    for entry in before.log:
+        after.restore(entry, wire.decode(entry.payload))
+    taken = after.offer(ours(1, BatchKind.LOST, through=1), 1)
+    assert (taken.accepted, taken.acknowledged) == ([], [("core", PRODUCER, 1, 1)])
+    assert not after.refused
