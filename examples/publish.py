@@ -1,6 +1,6 @@
 """A storage product's own events: `python examples/publish.py zmq+tcp://127.0.0.1:5557`, a block a second until Ctrl-C.
 
-Any transport's URL will do. Each start begins an epoch, whose first snapshot replaces what was known from the one before.
+Any transport will do. Each start begins an epoch, whose first snapshot replaces what the one before had placed.
 """
 
 import contextlib

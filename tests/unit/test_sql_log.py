@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from sqlalchemy import Engine, event
 from advisor.entries import EntryKind, NewEntry, Tick, control_entry
 from advisor.errors import LogError
 from advisor.log import PAGE_BYTES_MAX, PAGE_ENTRIES_MAX, SqlLog
+from advisor.log_backup import back_up
 from advisor.log_queries import SqlQueries, Term
+from advisor.settings import AdvisorSettings
 from tests.disks import disk_of
 
 
@@ -339,3 +342,18 @@ def test_pruned_room_is_used_again_and_the_file_does_not_grow(tmp_path: Path) ->
         assert log.stat().stored_bytes < 7_000_000
     assert max(sizes[15:]) == max(sizes[10:15]) < 10_000_000
     log.close()
+
+
+def test_backup_that_is_refused_makes_nothing(tmp_path: Path) -> None:
+    state, folder = tmp_path / "state", tmp_path / "backup"
+    state.mkdir()
+    settings = AdvisorSettings(directory=state)
+    with pytest.raises(LogError, match="there is no log"):
+        back_up(settings, folder)
+    with closing(sqlite3.connect(state / "log.db")) as connection:
+        connection.executescript(SCHEMA_0001)
+    with pytest.raises(LogError, match=r"state/log.db has schema 0001, older than"):
+        back_up(settings, folder)
+    assert not folder.exists()
+    SqlLog(state / "log.db").close()
+    assert back_up(settings, folder).position == 2
