@@ -35,6 +35,9 @@ UNDECODABLE_BATCH = "undecodable batch"
 UNDECODABLE_MESSAGE = "undecodable message"
 MISREAD = "dialect told only after messages were read as another"
 DETAIL_CHARACTERS_MAX = 200
+SNAPSHOT_ASKS_MAX = 3
+SNAPSHOT_WAIT_US = 10_000_000
+"""How often, and how long after each other, a snapshot is asked for that no gap waits for."""
 
 _NO_RECORDS = np.empty(0, dtype=RECORD_DTYPE)
 
@@ -79,6 +82,15 @@ class _Item:
     read: Batch | Dialect
 
 
+@dataclass(slots=True)
+class _Wanted:
+    """A snapshot that nothing but our asking will bring."""
+
+    epoch: int
+    due_us: int
+    attempts: int = 0
+
+
 class Cursors(msgspec.Struct, array_like=True):
     """The gate's memory, the names of its producers and the dialects of its senders, at one position of the log."""
 
@@ -108,6 +120,8 @@ class Intake:
         self._name_of: dict[int, str] = {}
         self._foreign_producers: set[int] = set()
         self._senders = Senders()
+        self._wanted: dict[int, _Wanted] = {}
+        """Our own producers that are known in part only, until they say all they have."""
         self._heard_us: dict[int, int] = {}
         """When a producer's stream was last heard, begun or probed."""
 
@@ -216,7 +230,22 @@ class Intake:
 
     def tick(self, now_us: int) -> Taken:
         """Deadlines of resends and snapshots."""
-        return self._carry_out(self.gate.tick(now_us))
+        taken = self._carry_out(self.gate.tick(now_us))
+        for producer, wanted in list(self._wanted.items()):
+            if now_us < wanted.due_us:
+                continue
+            if wanted.attempts == SNAPSHOT_ASKS_MAX:
+                del self._wanted[producer]
+                continue
+            wanted.attempts += 1
+            wanted.due_us = now_us + SNAPSHOT_WAIT_US
+            self._ask_snapshot(producer, wanted.epoch, taken)
+        return taken
+
+    def want_snapshot(self, producer: int, epoch: int) -> None:
+        """Ask for it with the next ticks, a few times, until it comes."""
+        if producer not in self._foreign_producers:
+            self._wanted[producer] = _Wanted(epoch, 0)
 
     # -- figures
 
@@ -346,7 +375,9 @@ class Intake:
         self._acknowledge(batch.producer, taken)
         if batch.kind is BatchKind.LOST:
             # Said by the publisher itself: it gave something up. Its snapshot mends that.
-            self._ask_snapshot(batch.producer, batch.epoch, taken)
+            self.want_snapshot(batch.producer, batch.epoch)
+        elif action.new_epoch or batch.kind is BatchKind.SNAPSHOT_END:
+            self._wanted.pop(batch.producer, None)
 
     def _decode(self, dialect: Dialect, message: Message, action: Accept, taken: Taken) -> Batch:
         arrival = action.arrival

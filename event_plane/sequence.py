@@ -177,6 +177,8 @@ REASON_PRODUCERS: Final = "too many producers"
 FIRST_FOREIGN_EPOCH: Final = 1
 PRODUCERS_MAX: Final = 65_536
 """Streams that a gate keeps; arrivals of more are refused."""
+CLOSED_EPOCHS_MAX: Final = 16_384
+"""Closed epochs that are remembered of each of our producers: a batch of an older one would open it anew."""
 LOST_RANGES_MAX: Final = 64
 """Ranges declared lost that are remembered for each producer's epoch, newest last."""
 
@@ -240,7 +242,8 @@ class _Stream:
     last: int = -1
     accepted: bool = False
     announced: int = -1
-    closed: set[int] = field(default_factory=set)
+    closed: dict[int, None] = field(default_factory=dict)
+    """Epochs closed for good, oldest first."""
     held: dict[int, Arrival] = field(default_factory=dict)
     """Changed by `keep`, `take` and `forget` alone, which count its bytes."""
     held_bytes: int = 0
@@ -288,7 +291,9 @@ class _Stream:
         """Forget the epoch before but for its number; what was held of it is refused."""
         refused: list[Action] = [Refused(held, REASON_EPOCH_ENDED) for held in self.held.values()]
         if self.epoch is not None and not self.foreign:
-            self.closed.add(self.epoch)
+            self.closed[self.epoch] = None
+            if len(self.closed) > CLOSED_EPOCHS_MAX:
+                del self.closed[next(iter(self.closed))]
         self.epoch = epoch
         self.last = self.announced = -1
         self.accepted = False
@@ -351,7 +356,7 @@ class SequenceGate:
         """What the gate remembers of each producer, without what is held: that is not in the log yet."""
         return [
             StreamState(
-                s.producer, s.foreign, s.epoch, s.last, s.accepted, sorted(s.closed), list(s.checksums.items()),
+                s.producer, s.foreign, s.epoch, s.last, s.accepted, list(s.closed), list(s.checksums.items()),
                 list(s.lost),
             )
             for s in self._streams.values()
@@ -366,7 +371,7 @@ class SequenceGate:
                 state.epoch,
                 state.last,
                 state.accepted,
-                closed=set(state.closed),
+                closed=dict.fromkeys(state.closed),
                 lost=list(state.lost),
                 checksums=OrderedDict(state.checksums),
             )

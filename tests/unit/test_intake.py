@@ -131,10 +131,28 @@ def test_gap_is_lost_where_neither_resend_nor_snapshot_can_be_asked_for() -> Non
 
 def test_loss_that_the_publisher_tells_of_is_logged_and_asks_for_its_snapshot() -> None:
     advisor = Advisor()
-    _, taken = advisor.offer(ours(0), ours(1, BatchKind.LOST, through=1))
-    assert taken.snapshots == [("core", PRODUCER, 1)]
+    advisor.offer(ours(0), ours(1, BatchKind.LOST, through=1))
+    assert advisor.intake.tick(0).snapshots == [("core", PRODUCER, 1)]
     assert advisor.fold.producers[PRODUCER].partial
     assert advisor.offer(ours(2))[0].resends == []
+
+
+def test_wanted_snapshot_is_asked_for_a_few_times_and_no_more_once_it_came() -> None:
+    advisor = Advisor()
+    advisor.offer(ours(0))
+    advisor.intake.want_snapshot(PRODUCER, 1)
+    asked_us = [s * 1_000_000 for s in range(60) if advisor.intake.tick(s * 1_000_000).snapshots]
+    assert asked_us == [0, 10_000_000, 20_000_000]
+    advisor.intake.want_snapshot(PRODUCER, 1)
+    assert advisor.intake.tick(0).snapshots == [("core", PRODUCER, 1)]
+    advisor.offer(ours(1, BatchKind.SNAPSHOT_BEGIN), ours(2, BatchKind.SNAPSHOT_END))
+    assert advisor.intake.tick(60_000_000).snapshots == []
+
+
+def test_new_life_of_a_producer_needs_no_snapshot_of_the_former() -> None:
+    advisor = Advisor()
+    advisor.offer(ours(0), ours(1, BatchKind.LOST, through=1), ours(0, epoch=2))
+    assert advisor.intake.tick(0).snapshots == []
 
 
 def test_loss_that_a_publisher_tells_of_beyond_its_own_number_is_refused() -> None:

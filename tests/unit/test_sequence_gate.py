@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from event_plane.sequence import (
+    CLOSED_EPOCHS_MAX,
     FOREIGN_REMEDIES,
     FOREIGN_VERDICTS,
     OWN_REMEDIES,
@@ -207,6 +208,15 @@ def test_full_hold_of_our_own_asks_for_a_snapshot_and_lets_the_oldest_go() -> No
     assert gate.offer(own(8), 0) == [Refused(own(6), REASON_CROWDED)]
     assert gate.waiting() == 2
     assert accepted(gate.offer(begin(9), 0)) == [(1, 9)]
+
+
+def test_closed_epochs_are_remembered_up_to_a_bound_and_the_oldest_go_first() -> None:
+    gate = SequenceGate()
+    for epoch in range(CLOSED_EPOCHS_MAX + 2):
+        gate.offer(own(0, epoch), 0)
+    (state,) = gate.export()
+    assert state.closed == list(range(1, CLOSED_EPOCHS_MAX + 1))
+    assert gate.offer(own(5, 1), 0) == [Refused(own(5, 1), REASON_CLOSED_EPOCH)]
 
 
 def test_hold_is_bounded_by_bytes_too() -> None:
