@@ -278,3 +278,12 @@ def test_example_tabulates_a_recording(sample: Path, name: str) -> None:
     # pandas writes a minute once.
     assert (["3", "1", "0"] if name == "pandas" else [second, "3", "1", "0"]) in rows
     assert [row for row in rows if row][-2:] == [["11", "3"], ["12", "2"]]
+
+
+@pytest.mark.parametrize("name", ["pandas", "polars", "duckdb"])
+def test_example_without_a_file_says_how_it_is_used(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"read_recording_{name}.py"],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, f"use: python examples/read_recording_{name}.py FILE.parquet\n")
