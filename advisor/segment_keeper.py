@@ -21,7 +21,7 @@ NICENESS = 10
 """It waits behind the threads that ingest; what it does can wait for longest."""
 RETRY_S = 10.0
 SEALED_BYTES_PER_S_MAX = 32_000_000
-"""A log that grows faster is sealed once it is slower again: it takes a core, and the interpreter's lock from ingest."""
+"""A log that grows faster is sealed once it is slower: that takes a core, and the interpreter's lock from ingest."""
 
 _log = structlog.get_logger()
 
