@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,14 @@ from types import TracebackType
 
 from event_plane.transport import Publisher
 from storage_agent.announcer import Announcer
-from storage_agent.descriptor import VolumeDescriptor, validate
+from storage_agent.block_header import BlockHeader
+from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.endpoints import Endpoint
 from storage_agent.errors import VolumeError
-from storage_agent.port import AgentStat, BlockKey, CommandOutcome, Outcome, PutBlock, Result, VolumeStat
-from storage_agent.slab_format import SlotHeader
-from storage_agent.slab_volume import SlabVolume
+from storage_agent.kinds import prepare
+from storage_agent.port import AgentStat, BlockKey, CommandOutcome, Outcome, PutBlock, Result, ScrubReport, VolumeStat
+from storage_agent.shards import Shard
+from storage_agent.volume import Volume
 
 REMEMBERED_ANSWERS = 4096
 """Commands whose answers are kept, to answer the same when asked again."""
@@ -32,15 +35,24 @@ class StorageAgent:
     on a volume. What happens on the volumes is published through `publisher`, which the caller closes after the agent.
     """
 
-    def __init__(self, name: str, *, publisher: Publisher | None, allowed_roots: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        publisher: Publisher | None,
+        allowed_roots: Sequence[Path],
+        endpoints: Mapping[str, Endpoint] | None = None,
+    ) -> None:
+        """Volumes lie inside `allowed_roots` or on `endpoints`, nowhere else."""
         self.name = name
+        self._endpoints = dict(endpoints or {})
         self._allowed_roots = tuple(allowed_roots)
         self._announcer = Announcer(name, publisher)
         self._command_lock = threading.Lock()
         self._answers: OrderedDict[str, CommandOutcome] = OrderedDict()
         self._register_lock = threading.Lock()
         self._idle = threading.Condition()  # guards everything below
-        self._volumes: dict[str, SlabVolume] = {}
+        self._volumes: dict[str, Volume] = {}
         self._users: dict[str, int] = {}
         self._closing = False
 
@@ -48,21 +60,20 @@ class StorageAgent:
 
     def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:
         """See `StoragePort.register_volume`. The blocks found on the volume are published before this returns."""
-        path = validate(descriptor, self._allowed_roots)
-        if descriptor.kind != "slab":
-            raise VolumeError(f"volume {descriptor.id!r}: kind {descriptor.kind!r} is not known; use 'slab'")
+        kind, opening = prepare(
+            descriptor,
+            self._allowed_roots,
+            self._endpoints,
+            on_stored=partial(self._announcer.stored, descriptor),
+            on_freed=partial(self._announcer.freed, descriptor),
+        )
         with self._register_lock:
             with self._idle:
                 if self._closing:
                     raise VolumeError(f"volume {descriptor.id!r}: agent {self.name!r} is closed")
                 if descriptor.id in self._volumes:
                     raise VolumeError(f"volume {descriptor.id!r} is registered already; unregister it first")
-            volume = SlabVolume(
-                descriptor,
-                path,
-                on_stored=partial(self._announcer.stored, descriptor),
-                on_freed=partial(self._announcer.freed, descriptor),
-            )
+            volume = kind.open(opening)
             self._announcer.recovered(descriptor, volume.live_headers())
             with self._idle:
                 self._volumes[descriptor.id] = volume
@@ -80,6 +91,21 @@ class StorageAgent:
                 del self._volumes[volume]
             opened.close()
             self._announcer.unregistered(opened.descriptor)
+
+    def resize_volume(self, volume: str, capacity_blocks: int) -> VolumeStat:
+        """Change a volume's capacity while it serves. Raises `VolumeError`, with the capacity as it was."""
+        with self._registered(volume) as opened:
+            return opened.resize(capacity_blocks)
+
+    def scrub(self, volume: str) -> ScrubReport:
+        """Read and verify every block of a volume; what is corrupt is freed and announced. Raises `VolumeError`."""
+        with self._registered(volume) as opened:
+            return opened.scrub()
+
+    def compact(self, volume: str) -> int:
+        """Rewrite what is fragmented on a volume. Bytes given back. Raises `VolumeError`."""
+        with self._registered(volume) as opened:
+            return opened.compact()
 
     def close(self) -> None:
         """Wait for what is under way, close every volume, send what waits. Blocks stay. Idempotent."""
@@ -119,8 +145,10 @@ class StorageAgent:
                 return self._all_failed([block.key for block in blocks], volume)
             return target.put(blocks)
 
-    def get(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> list[Outcome]:
-        """See `StoragePort.get`. A buffer is written only with a whole verified block, at its start.
+    def get(
+        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], wanted: Shard | None = None
+    ) -> list[Outcome]:
+        """See `StoragePort.get`. A buffer is written only with whole verified bytes, at its start.
 
         `corrupt` where every copy was. Raises `ValueError` unless there are as many buffers as keys.
         """
@@ -132,7 +160,7 @@ class StorageAgent:
             for _ in range(_SEARCHES_MAX):
                 retired_before = sum(volume.retired_total for volume in volumes)
                 for volume in volumes:
-                    self._get_from(volume, keys, buffers, outcomes)
+                    self._get_from(volume, keys, buffers, wanted, outcomes)
                 missing = any(index not in outcomes for index in range(len(keys)))
                 # A block that moved on between two looks was retired somewhere meanwhile.
                 if not missing or retired_before == sum(volume.retired_total for volume in volumes):
@@ -144,9 +172,10 @@ class StorageAgent:
 
     def _get_from(
         self,
-        volume: SlabVolume,
+        volume: Volume,
         keys: Sequence[BlockKey],
         buffers: Sequence[memoryview],
+        shard: Shard | None,
         outcomes: dict[int, Outcome],
     ) -> None:
         wanted = [
@@ -157,17 +186,17 @@ class StorageAgent:
         if not wanted:
             return
 
-        def fill(number: int, header: SlotHeader, payload: memoryview) -> str:
+        def fill(number: int, header: BlockHeader, payload: memoryview) -> str:
             buffer = buffers[wanted[number]]
             if buffer.readonly or not buffer.c_contiguous:
                 return "the buffer is not writable and contiguous"
-            if buffer.nbytes < header.payload_bytes:
-                return f"the buffer has {buffer.nbytes} bytes, the block {header.payload_bytes}"
-            buffer.cast("B")[: header.payload_bytes] = payload
+            if buffer.nbytes < payload.nbytes:
+                return f"the buffer has {buffer.nbytes} bytes, the block {payload.nbytes}"
+            buffer.cast("B")[: payload.nbytes] = payload
             return ""
 
-        results = volume.read([keys[index] for index in wanted], fill)
-        hits: list[SlotHeader] = []
+        results = volume.read([keys[index] for index in wanted], fill, shard)
+        hits: list[BlockHeader] = []
         for index, result in zip(wanted, results, strict=True):
             if result.outcome.result is Result.MISS:
                 continue  # it went while we waited for our turn
@@ -244,19 +273,26 @@ class StorageAgent:
     # Who uses which volume
 
     @contextmanager
-    def _volume(self, name: str) -> Iterator[SlabVolume | None]:
+    def _registered(self, name: str) -> Iterator[Volume]:
+        with self._volume(name) as opened:
+            if opened is None:
+                raise VolumeError(f"volume {name!r} is not registered with agent {self.name!r}; register it first")
+            yield opened
+
+    @contextmanager
+    def _volume(self, name: str) -> Iterator[Volume | None]:
         """A volume that stays open meanwhile; None where it is not registered."""
         with self._use([name]) as volumes:
             yield volumes[0] if volumes else None
 
     @contextmanager
-    def _all_volumes(self) -> Iterator[list[SlabVolume]]:
+    def _all_volumes(self) -> Iterator[list[Volume]]:
         """Every volume, the fastest first; they stay open meanwhile."""
         with self._use(None) as volumes:
             yield sorted(volumes, key=lambda v: (v.descriptor.speed_rank, v.descriptor.id))
 
     @contextmanager
-    def _use(self, names: list[str] | None) -> Iterator[list[SlabVolume]]:
+    def _use(self, names: list[str] | None) -> Iterator[list[Volume]]:
         with self._idle:
             wanted = list(self._volumes) if names is None else [name for name in names if name in self._volumes]
             volumes = [self._volumes[name] for name in wanted]
@@ -277,7 +313,7 @@ class StorageAgent:
         return [Outcome(key, Result.FAILED, volume, reason=reason) for key in keys]
 
 
-def _copy_batch(keys: Sequence[BlockKey], source: SlabVolume, target: SlabVolume) -> list[Outcome]:
+def _copy_batch(keys: Sequence[BlockKey], source: Volume, target: Volume) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     # The source may be freed on our word, so a copy that is there already is read and checked as a fresh one is.
     present = target.read(keys, lambda number, header, payload: "")
@@ -289,7 +325,7 @@ def _copy_batch(keys: Sequence[BlockKey], source: SlabVolume, target: SlabVolume
     wanted = [index for index in range(len(keys)) if index not in outcomes]
     blocks: dict[int, PutBlock] = {}
 
-    def take(number: int, header: SlotHeader, payload: memoryview) -> str:
+    def take(number: int, header: BlockHeader, payload: memoryview) -> str:
         blocks[wanted[number]] = PutBlock(
             key=header.key,
             namespace=header.namespace,
@@ -297,6 +333,8 @@ def _copy_batch(keys: Sequence[BlockKey], source: SlabVolume, target: SlabVolume
             parent_hash=header.parent_hash,
             depth=header.depth,
             block_tokens=header.block_tokens,
+            span=header.span,
+            layout=header.layout,
         )
         return ""
 

@@ -11,8 +11,8 @@ from event_plane.errors import TransportError
 from event_plane.schema import DEPTH_UNKNOWN, TIER_ALL, EventRecord, EventType, RecordFlag, producer_id
 from event_plane.transport import Publisher
 from storage_agent.access_fold import AccessFold
+from storage_agent.block_header import BlockHeader
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.slab_format import SlotHeader
 
 
 class Announcer:
@@ -35,14 +35,14 @@ class Announcer:
             self._thread = threading.Thread(target=self._send_accesses, name=f"accesses-{agent}", daemon=True)
             self._thread.start()
 
-    def recovered(self, volume: VolumeDescriptor, headers: Iterable[SlotHeader]) -> None:
+    def recovered(self, volume: VolumeDescriptor, headers: Iterable[BlockHeader]) -> None:
         """The blocks found on a volume, parents before children."""
         self._publish(volume, EventType.STORE, sorted(headers, key=lambda header: header.depth), RecordFlag.COPY)
 
-    def stored(self, volume: VolumeDescriptor, headers: Sequence[SlotHeader]) -> None:
+    def stored(self, volume: VolumeDescriptor, headers: Sequence[BlockHeader]) -> None:
         self._publish(volume, EventType.STORE, sorted(headers, key=lambda header: header.depth), RecordFlag.COPY)
 
-    def freed(self, volume: VolumeDescriptor, headers: Sequence[SlotHeader]) -> None:
+    def freed(self, volume: VolumeDescriptor, headers: Sequence[BlockHeader]) -> None:
         self.flush_accesses()  # an access of a block comes before its end
         # Children go first; a block of unknown depth has none that we know of.
         order = sorted(headers, key=lambda h: -1 if h.depth == DEPTH_UNKNOWN else h.depth, reverse=True)
@@ -56,7 +56,7 @@ class Announcer:
                 [EventRecord(EventType.CLEAR, TIER_ALL, location=volume.id, timestamp_us=time.time_ns() // 1000)]
             )
 
-    def accessed(self, volume: VolumeDescriptor, headers: Iterable[SlotHeader]) -> None:
+    def accessed(self, volume: VolumeDescriptor, headers: Iterable[BlockHeader]) -> None:
         """Blocks were read. Never waits for the event plane."""
         if self._publisher is None:
             return
@@ -101,7 +101,7 @@ class Announcer:
             self.flush()
 
     def _publish(
-        self, volume: VolumeDescriptor, event_type: EventType, headers: Sequence[SlotHeader], flags: RecordFlag
+        self, volume: VolumeDescriptor, event_type: EventType, headers: Sequence[BlockHeader], flags: RecordFlag
     ) -> None:
         if self._publisher is None or not headers:
             return
@@ -126,7 +126,7 @@ class Announcer:
 
 
 def _record(
-    event_type: EventType, tier: int, volume: str, header: SlotHeader, now_us: int, *, flags: int = 0, hits: int = 0
+    event_type: EventType, tier: int, volume: str, header: BlockHeader, now_us: int, *, flags: int = 0, hits: int = 0
 ) -> EventRecord:
     return EventRecord(
         event_type,

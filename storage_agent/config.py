@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
-from storage_agent.descriptor import VolumeDescriptor, validate
+from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.endpoints import Endpoint
 from storage_agent.errors import ConfigError
-from storage_agent.slab_file import SlotReport, open_slab_read_only
+from storage_agent.inspection import SlotReport
+from storage_agent.kinds import inspect_volume
 
 
 class _VolumeTable(VolumeDescriptor, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,6 +25,7 @@ class _AgentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     event_url: str
     allowed_roots: list[str]
     volumes: list[_VolumeTable] = []
+    endpoints: dict[str, Endpoint] = {}
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +39,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_roots: list[Path]
     """Folders that volumes may lie in."""
     volumes: list[VolumeDescriptor] = []
+    endpoints: dict[str, Endpoint] = {}
+    """Object stores that volumes may name."""
 
 
 def load_settings(file: Path) -> AgentSettings:
@@ -66,9 +72,12 @@ def settings_from_tables(tables: dict[str, object], file: Path) -> AgentSettings
         event_url=table.event_url,
         allowed_roots=[folder / root for root in table.allowed_roots],
         volumes=[
-            VolumeDescriptor(**{**msgspec.structs.asdict(volume), "path": str(folder / volume.path)})
+            VolumeDescriptor(
+                **{**msgspec.structs.asdict(volume), "path": str(folder / volume.path) if volume.path else ""}
+            )
             for volume in table.volumes
         ],
+        endpoints={name: _inside(folder, endpoint) for name, endpoint in table.endpoints.items()},
     )
 
 
@@ -83,17 +92,19 @@ def scan_volumes(settings: AgentSettings) -> Iterator[tuple[VolumeDescriptor, It
 
 def was_closed_in_order(descriptor: VolumeDescriptor, settings: AgentSettings) -> bool:
     """Whether the volume's last opener closed it, so that no put or delete was cut short. Raises as a scan does."""
-    slab = open_slab_read_only(descriptor, validate(descriptor, settings.allowed_roots))
-    try:
-        return slab.session is not None and not slab.session.is_open
-    finally:
-        slab.close()
+    with closing(inspect_volume(descriptor, settings.allowed_roots)) as inspection:
+        return inspection.was_closed_in_order
 
 
 def _reports(descriptor: VolumeDescriptor, settings: AgentSettings) -> Iterator[SlotReport]:
-    slab = open_slab_read_only(descriptor, validate(descriptor, settings.allowed_roots))
-    try:
-        for report, _ in slab.scan(check_payloads=True):
-            yield report
-    finally:
-        slab.close()
+    with closing(inspect_volume(descriptor, settings.allowed_roots)) as inspection:
+        yield from inspection.reports()
+
+
+def _inside(folder: Path, endpoint: Endpoint) -> Endpoint:
+    files = {
+        name: folder / file
+        for name in ("access_key_file", "secret_key_file")
+        if (file := getattr(endpoint, name)) is not None
+    }
+    return msgspec.structs.replace(endpoint, **files)

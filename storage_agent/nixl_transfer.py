@@ -111,6 +111,11 @@ class NixlTransfer:
         """Read the file into staging memory. As `write`."""
         self._transfer("READ", file_offsets, staging_offsets, lengths)
 
+    def resize(self, file_bytes: int) -> None:
+        """The file has this size from now on. Hold `exclusive`."""
+        self._file_bytes = file_bytes
+        self._agent = None  # its registration is of the old size; the next one to come makes another
+
     def close(self) -> None:
         """Wait for the transfer under way, then let go of file and memory; the file stays open. Idempotent."""
         with self._lock:

@@ -14,6 +14,7 @@ import msgspec
 
 from event_plane.schema import Namespace
 from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.shards import BlockLayout, Shard, ShardSpan
 
 
 class BlockKey(NamedTuple):
@@ -57,6 +58,10 @@ class PutBlock:
     parent_hash: int = 0
     depth: int = 0xFFFF_FFFF
     block_tokens: int = 0
+    span: ShardSpan | None = None
+    """Which shards `payload` holds, one after another; None where it is not split."""
+    layout: BlockLayout | None = None
+    """Of the whole block; without it no worker of a group of another size can read its slice."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -85,6 +90,15 @@ class VolumeStat(msgspec.Struct, frozen=True):
     """Empty, or why the volume is degraded: a write or read failed since it was opened."""
     corrupt_total: int = 0
     """Blocks found with bytes that were not put; their copies were freed."""
+
+
+class ScrubReport(msgspec.Struct, frozen=True):
+    """What a scrub found: blocks good, corrupt (freed) and not readable; bytes of the good ones."""
+
+    good: int
+    corrupt: int
+    failed: int
+    payload_bytes: int
 
 
 class AgentStat(msgspec.Struct, frozen=True):
@@ -135,5 +149,10 @@ class StoragePort(AgentPort, Protocol):
     def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]:
         """Write blocks; `stored` means durable and readable."""
 
-    def get(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> list[Outcome]:
-        """Read each block from its fastest verified copy into its buffer; anything but `hit` is a miss to recompute."""
+    def get(
+        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], wanted: Shard | None = None
+    ) -> list[Outcome]:
+        """Read each block from its fastest verified copy into its buffer; anything but `hit` is a miss to recompute.
+
+        `wanted`: only that worker's slice, whatever the number of workers that put the block.
+        """

@@ -17,12 +17,13 @@ from event_plane.errors import TransportError
 from event_plane.schema import Batch, EventRecord, EventType, Namespace, RecordFlag, Tier, producer_id
 from event_plane.transport import Message
 from storage_agent.agent import StorageAgent
+from storage_agent.block_header import PAGE_BYTES
 from storage_agent.client import AgentClient
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import CommandRefused, VolumeError
 from storage_agent.port import AgentPort, BlockKey, Outcome, PutBlock, Result
 from storage_agent.service import AgentService
-from storage_agent.slab_format import PAGE_BYTES, Superblock
+from storage_agent.slab_format import Superblock
 
 NAMESPACE = Namespace(tenant="acme", model="llama", block_tokens=16)
 BLOCK_BYTES = 5000

@@ -8,26 +8,27 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from event_plane.schema import Namespace
+from storage_agent.block_header import BlockHeader
 from storage_agent.errors import SlotStateError
 from storage_agent.port import BlockKey
-from storage_agent.slab_format import SlotHeader
+from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_table import TRANSITIONS, Refusal, Reservation, SlotState, SlotTable, SlotTrigger
 
 CAPACITY = 4
 keys = st.integers(0, 6).map(lambda number: BlockKey(1, 0, number))
 
 
-def header(key: BlockKey, slot: int, generation: int) -> SlotHeader:
-    return SlotHeader(slot, key, Namespace(), 0, 0, 16, 1, 0, generation)
+def header(key: BlockKey, slot: int, generation: int) -> BlockHeader:
+    return BlockHeader(slot, key, Namespace(), 0, 0, 16, 1, 0, generation)
 
 
 class SlotTableMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.table = SlotTable(CAPACITY, [], 1)
+        self.table = SlotTable(SlotRows.empty(CAPACITY), 1)
         self.writing: dict[BlockKey, Reservation] = {}
-        self.live: dict[BlockKey, SlotHeader] = {}
-        self.freeing: dict[BlockKey, SlotHeader] = {}
+        self.live: dict[BlockKey, BlockHeader] = {}
+        self.freeing: dict[BlockKey, BlockHeader] = {}
         self.pins: list[int] = []
         self.generations: set[int] = set()
 
@@ -65,7 +66,7 @@ class SlotTableMachine(RuleBasedStateMachine):
     @rule(key=keys)
     def pin(self, key: BlockKey) -> None:
         pinned = self.table.pin(key)
-        assert pinned is self.live.get(key)
+        assert pinned == self.live.get(key)
         if pinned is not None:
             self.pins.append(pinned.slot)
 
@@ -78,7 +79,7 @@ class SlotTableMachine(RuleBasedStateMachine):
     def retire(self, key: BlockKey) -> None:
         result = self.table.retire(key)
         if key in self.live:
-            assert result is self.live[key]
+            assert result == self.live[key]
             self.freeing[key] = self.live.pop(key)
         else:
             assert result is (Refusal.BUSY if key in self.writing or key in self.freeing else None)
@@ -114,7 +115,7 @@ class SlotTableMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_table_built_from_the_live_slots_serves_the_same(self) -> None:
-        rebuilt = SlotTable(CAPACITY, list(self.live.values()), 1)
+        rebuilt = SlotTable(SlotRows.of(CAPACITY, self.live.values()), 1)
         assert {held.key: held for held in rebuilt.live_headers()} == self.live
         assert rebuilt.free_count == CAPACITY - len(self.live)
         assert rebuilt.generation_next > max((held.generation for held in self.live.values()), default=0)
@@ -130,13 +131,13 @@ def test_a_step_outside_the_transition_table_raises_and_changes_nothing(state: S
     if trigger is SlotTrigger.RESERVE or trigger in TRANSITIONS[state]:
         return
     key = BlockKey(1, 0, 1)
-    table = SlotTable(1, [header(key, 0, 1)] if state in (SlotState.LIVE, SlotState.FREEING) else [], 1)
+    table = SlotTable(SlotRows.of(1, [header(key, 0, 1)] if state in (SlotState.LIVE, SlotState.FREEING) else []), 1)
     if state is SlotState.WRITING:
         table.reserve(key)
     if state is SlotState.FREEING:
         table.retire(key)
     if trigger is SlotTrigger.RETIRE:
-        assert not isinstance(table.retire(key), SlotHeader)
+        assert not isinstance(table.retire(key), BlockHeader)
     else:
         step = {
             SlotTrigger.PUBLISH: lambda: table.publish(header(key, 0, 1)),
@@ -152,11 +153,11 @@ def test_a_step_outside_the_transition_table_raises_and_changes_nothing(state: S
 def test_a_block_recovered_twice_is_an_error() -> None:
     twice = [header(BlockKey(1, 0, 1), 0, 1), header(BlockKey(1, 0, 1), 1, 2)]
     with pytest.raises(SlotStateError, match="recovered twice"):
-        SlotTable(2, twice, 1)
+        SlotTable(SlotRows.of(2, twice), 1)
 
 
 def test_the_slot_freed_longest_ago_is_reused_first() -> None:
-    table = SlotTable(3, [], 1)
+    table = SlotTable(SlotRows.empty(3), 1)
     for number in range(3):
         table.reserve(BlockKey(1, 0, number))
     for slot in (1, 0, 2):

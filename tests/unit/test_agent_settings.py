@@ -92,7 +92,7 @@ def settings(tmp_path: Path) -> AgentSettings:
 def test_a_scan_reports_every_slot_of_every_volume_and_changes_nothing(settings: AgentSettings) -> None:
     files = [Path(volume.path) for volume in settings.volumes]
     with files[0].open("r+b") as file:
-        file.seek(2 * 4096 + 4096)  # the first payload
+        file.seek(5 * 4096)  # the first payload
         file.write(b"9")
     before = [file.read_bytes() for file in files]
     found = {
@@ -108,12 +108,12 @@ def test_a_scan_reports_every_slot_of_every_volume_and_changes_nothing(settings:
 
 def test_a_scan_says_why_a_slot_is_torn(settings: AgentSettings) -> None:
     with Path(settings.volumes[0].path).open("r+b") as file:
-        file.seek(2 * 4096 + 100)
+        file.seek(4 * 4096 + 100)
         file.write(b"\xff")
     _, reports = next(scan_volumes(settings))
     first = next(iter(reports))
     assert (first.state, first.key) == ("torn", None)
-    assert "header of slot 0 has checksum" in first.reason
+    assert "header at 0 has checksum" in first.reason
 
 
 def test_a_scan_of_a_volume_that_is_not_there_or_not_allowed_is_an_error(settings: AgentSettings) -> None:
