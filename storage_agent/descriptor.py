@@ -17,6 +17,9 @@ BLOCK_BYTES_MAX = 256 * 1024 * 1024
 SPEED_RANK_MAX = 0xFFFF
 OPTIONS_MAX = 32
 
+PathUse = Literal["required", "optional", "none"]
+"""Whether volumes of a kind have a file or folder of their own."""
+
 _ID = re.compile(r"[a-z0-9-]{1,64}")
 
 
@@ -41,9 +44,9 @@ class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def validate(
-    descriptor: VolumeDescriptor, allowed_roots: Sequence[Path], *, has_path: bool = True
+    descriptor: VolumeDescriptor, allowed_roots: Sequence[Path], *, use: PathUse = "required"
 ) -> Path | None:
-    """The file or folder that `descriptor` means, absolute and without symbolic links; None where its kind has no path.
+    """The file or folder that `descriptor` means, absolute and without symbolic links; None where it has none.
 
     Reads the file system to resolve links; changes nothing. Raises `VolumeError` with the field, its value and the
     remedy: an id, number or watermark out of range, or a path that ends up outside every allowed root.
@@ -66,9 +69,9 @@ def validate(
         )
     if len(descriptor.options) > OPTIONS_MAX:
         raise VolumeError(f"{name}: {len(descriptor.options)} options are given; {OPTIONS_MAX} are the most")
-    if not has_path:
-        if descriptor.path:
-            raise VolumeError(f"{name}: kind {descriptor.kind!r} takes no path; remove {descriptor.path!r}")
+    if use == "none" and descriptor.path:
+        raise VolumeError(f"{name}: kind {descriptor.kind!r} takes no path; remove {descriptor.path!r}")
+    if use != "required" and not descriptor.path:
         return None
     return _resolve_inside(name, descriptor.path, allowed_roots)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from storage_agent.descriptor import VolumeDescriptor, validate
+from storage_agent.descriptor import PathUse, VolumeDescriptor, validate
 from storage_agent.endpoints import Endpoint
 from storage_agent.errors import VolumeError
 from storage_agent.inspection import Inspection
@@ -64,7 +64,7 @@ class VolumeKind:
     """Opens it to look at it; None where there is nothing to look at without an agent."""
     open_store: Callable[[Opening], SlotStore] | None = None
     """The store that `open` puts a `SlotVolume` on; None where it does not. Kind `faulty` wraps it."""
-    has_path: bool = True
+    path: PathUse = "required"
 
 
 def slot_kind(
@@ -72,7 +72,7 @@ def slot_kind(
     open_store: Callable[[Opening], SlotStore],
     *,
     inspect: Callable[[Opening], Inspection] | None = None,
-    has_path: bool = True,
+    path: PathUse = "required",
 ) -> VolumeKind:
     """A kind whose volumes are `SlotVolume`s on the stores that `open_store` opens."""
 
@@ -80,7 +80,7 @@ def slot_kind(
         store = open_store(opening)
         return SlotVolume(opening.descriptor, store, on_stored=opening.on_stored, on_freed=opening.on_freed)
 
-    return VolumeKind(options=options, open=open_volume, inspect=inspect, open_store=open_store, has_path=has_path)
+    return VolumeKind(options=options, open=open_volume, inspect=inspect, open_store=open_store, path=path)
 
 
 def kind_named(name: str, volume: str) -> VolumeKind:
@@ -110,7 +110,7 @@ def prepare(
 ) -> tuple[VolumeKind, Opening]:
     """The kind of `descriptor`, and its checked opening. Opens nothing. Raises `VolumeError` with the remedy."""
     kind = kind_named(descriptor.kind, descriptor.id)
-    path = validate(descriptor, allowed_roots, has_path=kind.has_path)
+    path = validate(descriptor, allowed_roots, use=kind.path)
     try:
         options = msgspec.convert(descriptor.options, kind.options)
     except msgspec.ValidationError as error:

@@ -14,6 +14,8 @@ from event_plane.publishing import BatchPublisher
 from tests.contract.transports import PRODUCER, Place, PublishAt, Subscribe
 from tests.ports import free_ports
 
+pytest.register_assert_rewrite("storage_agent.volume_contract")  # as `pytest_plugins` does
+
 
 @pytest.fixture(params=["zmq+tcp", "zmq+ipc", "memory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
