@@ -22,7 +22,7 @@ soak: .venv/.test ## Kill demos thirty times at random moments and verify after 
 	$(BIN)/python -m tests.crash.killed_demo $(ARGS)
 
 soak-plane: .venv/.test ## Disturb the event plane at random for longer than the tests do; takes minutes.
-	KVADVISOR_FAULT_EXAMPLES=200 $(BIN)/python -m pytest --timeout 0 tests/property/test_fault_proxy.py $(ARGS)
+	KVADVISOR_FAULT_EXAMPLES=200 $(BIN)/python -m pytest --timeout 0 tests/property/test_fault_proxy*.py $(ARGS)
 
 fuzz: .venv/.fuzz ## Fuzz every decoder for a minute each; ARGS names targets and --seconds.
 	$(BIN)/python -m tests.fuzz.run $(ARGS)

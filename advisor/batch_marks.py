@@ -26,9 +26,9 @@ class BatchMarks:
             if entry.producer is None or entry.sequence is None:
                 continue
             life = (entry.producer, entry.epoch)
-            mark = marks.get(life) or self._marks.get(life)
-            if mark is not None and entry.sequence <= mark[0]:
-                raise LogError(self._conflict(entry, *mark, within=life in marks))
+            for known in (self._marks, marks):
+                if life in known and entry.sequence <= known[life][0]:
+                    raise LogError(self._conflict(entry, *known[life], within=known is marks))
             marks[life] = (entry.sequence, position)
         return marks
 

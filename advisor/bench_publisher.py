@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+import structlog
 
 from advisor.bench_stream import ChainStream
 from event_plane.connect import open_publisher
@@ -21,6 +22,8 @@ from event_plane.transport import Publisher
 
 PRODUCER = 77
 CYCLE_BLOCKS = 262_144
+HANDED_OVER_MAX = 8_192
+"""Events of one call: an engine's step brings many, whatever the size of a message."""
 NAMESPACES = (Namespace(model="bench"),)
 LOCATIONS = ("gpu:0",)
 
@@ -36,18 +39,19 @@ def cycle(blocks: int = CYCLE_BLOCKS) -> Records:
     return records
 
 
-def messages(records: Records, events: int) -> Iterator[Records]:
-    """`records` over and over, in parts of `events`."""
+def parts(records: Records, events: int) -> Iterator[Records]:
+    """`records` over and over, several messages of `events` at a time."""
+    step = max(events, min(64 * events, HANDED_OVER_MAX))
     while True:
-        for first in range(0, len(records), events):
-            yield records[first : first + events]
+        for first in range(0, len(records), step):
+            yield records[first : first + step]
 
 
 def publish_for(publisher: Publisher, records: Records, events: int, seconds: float, rate: float | None) -> int:
-    """Publish messages of `events` for `seconds`, at most `rate` events/s. Returns the events published."""
+    """Publish `records` for `seconds`, at most `rate` events/s. Returns the events published."""
     started_s = time.monotonic()
     sent = 0
-    for part in messages(records, events):
+    for part in parts(records, events):
         elapsed_s = time.monotonic() - started_s
         if elapsed_s >= seconds:
             return sent
@@ -55,7 +59,7 @@ def publish_for(publisher: Publisher, records: Records, events: int, seconds: fl
             time.sleep((sent - rate * elapsed_s) / rate)
         publisher.publish_records(part, NAMESPACES, LOCATIONS)
         sent += len(part)
-    raise AssertionError("messages never end")
+    raise AssertionError("they never end")
 
 
 def main() -> None:
@@ -66,6 +70,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rate", type=float, default=None)
     asked = parser.parse_args()
+    # Standard output is what the parent reads.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     publisher = open_publisher(
         asked.url, asked.resend_url, producer=PRODUCER, flush_events=asked.events, window_wait_s=30.0
     )

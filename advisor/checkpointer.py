@@ -18,8 +18,16 @@ from advisor.wording import bytes_text, duration_text
 _log = structlog.get_logger()
 
 
+POLL_S = 0.25
+RETRY_S = 10.0
+"""After one that could not be written."""
+
+
 class Checkpointer(threading.Thread):
-    """Makes one every `interval_s` in which something was folded. A failed one is said, and tried again later."""
+    """Makes one every `interval_s` in which something was folded, and when `ask`ed to.
+
+    A failed one is said, and tried again later.
+    """
 
     def __init__(
         self,
@@ -45,6 +53,11 @@ class Checkpointer(threading.Thread):
         self._stopping = stopping
         self._fail = fail
         self._written = ""
+        self._wanted = 0
+
+    def ask(self, position: int) -> None:
+        """Make one as soon as `position` is folded, unless the last one is there or past it. From any thread."""
+        self._wanted = position
 
     def text(self) -> str:
         """One sentence about the last one."""
@@ -52,8 +65,14 @@ class Checkpointer(threading.Thread):
 
     def run(self) -> None:
         try:
-            while not self._stopping.wait(self._interval_s):
-                self._make()
+            due_s = time.monotonic() + self._interval_s
+            retry_s = 0.0
+            while not self._stopping.wait(min(POLL_S, self._interval_s)):
+                asked = self.position < self._wanted <= self._fold.position and time.monotonic() >= retry_s
+                if asked or time.monotonic() >= due_s:
+                    self._make()
+                    due_s = time.monotonic() + self._interval_s
+                    retry_s = time.monotonic() + RETRY_S if self.problem else 0.0
         except Exception as fault:  # noqa: BLE001 -- reported by the service, which stops everything
             self._fail(fault)
 

@@ -1,7 +1,7 @@
 """The command line: finds the rooms' commands by entry point and imports only the one that is asked for.
 
 A command is an entry point of the group `kvadvisor.commands` that names a plain function with Typer's annotations, or
-a `typer.Typer`. `--help` shows the first line of its docstring, read from its source.
+a `typer.Typer`. `--help` shows the first line of its docstring, or of its module's, read from the source.
 
 Errors: an exception whose class has an int attribute `exit_status` is expected (bad input, a full disk, a port in
 use). Its text is one sentence a line that says what, where and what to do; the command line prints it to standard
@@ -44,6 +44,10 @@ class EntryPointGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
+        # Imported with a command alone: `--help` stays quick.
+        from advisor.command_log import log_to_standard_error
+
+        log_to_standard_error()
         return name, command if name is None else load(self._entry_points[name]), rest
 
 
@@ -62,17 +66,19 @@ def load(entry_point: EntryPoint) -> Any:
 
 
 def summary(entry_point: EntryPoint) -> str:
-    """First docstring line of the function that an entry point names, without importing its module; empty if none."""
+    """First docstring line of the function that an entry point names, of the module where it names no function.
+
+    Without importing the module; empty if there is none.
+    """
     try:
         spec = find_spec(entry_point.module)
     except ImportError:
         return ""
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return ""
-    for node in ast.parse(Path(spec.origin).read_bytes()).body:
-        if isinstance(node, ast.FunctionDef) and node.name == entry_point.attr:
-            return (ast.get_docstring(node) or "").partition("\n")[0]
-    return ""
+    module = ast.parse(Path(spec.origin).read_bytes())
+    named = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == entry_point.attr)
+    return (ast.get_docstring(next(named, module)) or "").partition("\n")[0]
 
 
 def _print_version(wanted: bool) -> None:

@@ -150,13 +150,14 @@ def open_engine(settings: EngineSettings, config: KvbmConfig, agent: AgentSettin
     """Open sockets, volumes and pools; `closing` closes them, the last opened first."""
     publisher = open_publisher(settings.events_url, producer=producer_id(CORE_NAME), flush_interval_s=0.25)
     closing.callback(publisher.close)
-    agent_publisher = open_publisher(agent.event_url, producer=producer_id(agent.name), flush_interval_s=0.25)
+    agent_publisher = open_publisher(
+        agent.event_url, producer=producer_id(agent.name), credentials=agent.credentials, flush_interval_s=0.25
+    )
     closing.callback(agent_publisher.close)
     storage = closing.enter_context(
         StorageAgent(agent.name, publisher=agent_publisher, allowed_roots=agent.allowed_roots)
     )
-    for volume in agent.volumes:
-        storage.register_volume(volume)
+    storage.register_volumes(agent.volumes)
     closing.enter_context(AgentService(storage, agent.command_url))
     manager = KvBlockManager(config, publisher, storage)
     closing.callback(manager.close)

@@ -167,8 +167,8 @@ class LogStat:
     last_recorded_us: int
 
 
-class EventLog(Protocol):
-    """An append-only log. Used by one writer thread; positions are consecutive from 1."""
+class Appendable(Protocol):
+    """What the writer thread needs of a log; positions are consecutive from 1."""
 
     def append(self, entries: Sequence[NewEntry], recorded_us: int) -> int:
         """Append all or nothing in one transaction and return the first position. Durable when it returns.
@@ -176,14 +176,18 @@ class EventLog(Protocol):
         Raises `LogError` (a full disk, a second writer, a batch already there): the caller stops, nothing was written.
         """
 
+    def last_position(self) -> int:
+        """Of the newest entry ever appended; 0 before the first."""
+
+
+class EventLog(Appendable, Protocol):
+    """An append-only log. Used by one writer thread."""
+
     def read(self, from_position: int = 1, to_position: int | None = None) -> Iterator[LogEntry]:
         """Entries in order, paged in short transactions."""
 
     def first_position(self) -> int:
         """Of the oldest entry kept; one more than `last_position` when none is."""
-
-    def last_position(self) -> int:
-        """Of the newest entry ever appended; 0 before the first."""
 
     def prune(self, through: int) -> int:
         """Drop entries up to `through`, or fewer where the log drops in larger pieces. Returns how many went.

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from advisor.metrics import Metrics
+from advisor.pipeline import LogThread
 from advisor.reader import ServiceReader
 from advisor.service import AdvisorService
+
+
+def _show_sources(metrics: Metrics, thread: LogThread) -> None:
+    connections = thread.connections()
+    intake = thread.intake
+    told = {source: each for source, each in connections.items() if each.connected is not None}
+    metrics.source_connected.replace({(source,): float(each.connected or False) for source, each in told.items()})
+    for family, totals in (
+        (metrics.source_reconnects, {source: each.reconnects for source, each in connections.items()}),
+        (metrics.source_dropped, {source: each.dropped for source, each in connections.items()}),
+        (metrics.source_gaps_open, thread.figures.gaps_open),
+        (metrics.source_resends, intake.by_source(intake.resends)),
+        (metrics.source_snapshots_asked, intake.by_source(intake.snapshots)),
+        (metrics.source_heartbeats, intake.heartbeats),
+    ):
+        family.replace({(source,): float(totals.get(source, 0)) for source in connections})
 
 
 def render_metrics(service: AdvisorService, reader: ServiceReader) -> bytes:
@@ -19,6 +37,7 @@ def render_metrics(service: AdvisorService, reader: ServiceReader) -> bytes:
     if thread is not None:
         metrics.batches.replace({(source,): float(n) for source, n in list(thread.figures.batches.items())})
         intake = thread.intake
+        _show_sources(metrics, thread)
         for family, counts in ((metrics.producer_duplicates, intake.duplicates), (metrics.producer_lost, intake.lost)):
             totals: dict[tuple[str, ...], float] = {(f"{p:016x}", names.get(p, "")): n for p, n in list(counts.items())}
             family.replace(totals)

@@ -30,6 +30,7 @@ from advisor.index import ArrayIndex, Key, PlaceKey
 from advisor.index.views import Figures
 from advisor.moves import IllegalMove, Move, MoveTable, Trigger
 from advisor.policies.tiering import Limits, Plan, Volume, plan_moves
+from advisor.snapshots import Chunk, PendingSnapshot, replace_placements
 from event_plane import wire
 from event_plane.schema import Batch, BatchKind, Namespace, Records
 
@@ -50,6 +51,8 @@ class ProducerState:
     events: int = 0
     gaps: int = 0
     epochs_closed: int = 0
+    snapshots: int = 0
+    """Those that were whole, and are taken for all that it has placed."""
 
 
 @dataclass(slots=True)
@@ -95,6 +98,8 @@ class Fold:
         self.index = index if index is not None else ArrayIndex()
         self.namespaces: dict[int, Namespace] = {}
         self.producers: dict[int, ProducerState] = {}
+        self.pending: dict[int, PendingSnapshot] = {}
+        """By producer: the snapshot whose end has not come."""
         self.volumes: dict[str, VolumeState] = {}
         self.moves = MoveTable()
         self.refusals: deque[RefusalNote] = deque(maxlen=REFUSALS_KEPT_MAX)
@@ -226,32 +231,81 @@ class Fold:
     # -- batches
 
     def _apply_batch(self, batch: Batch, source: str) -> None:
+        producer = self._producer_of(batch, source)
+        skipped = max(batch.sequence - producer.sequence - 1, 0)
+        producer.batches += 1
+        producer.sequence = batch.sequence
+        for namespace, namespace_id in zip(batch.namespaces, batch.namespace_ids, strict=True):
+            self.namespaces.setdefault(namespace_id, namespace)
+        match batch.kind:
+            case BatchKind.EVENTS:
+                if batch.producer in self.pending:
+                    self._forget(batch.producer, "its snapshot was broken off; what it placed before is forgotten")
+                producer.events += len(batch.records)
+                self.apply_records(batch.producer, batch.namespace_ids, batch.locations, batch.records)
+            case BatchKind.SNAPSHOT_BEGIN:
+                self.pending[batch.producer] = PendingSnapshot(batch.sequence)
+                if skipped:
+                    producer.partial = True
+                    producer.note = f"{skipped} batches before its snapshot are missing; its end will make up for them"
+            case BatchKind.SNAPSHOT_CHUNK:
+                self._take_chunk(batch)
+            case BatchKind.SNAPSHOT_END:
+                self._end_snapshot(batch, producer)
+            case BatchKind.LOST:
+                through = batch.snapshot.through if batch.snapshot is not None else batch.sequence
+                why = f"batches {batch.sequence}–{through} could not be had; what it placed before is forgotten"
+                self._forget(batch.producer, why)
+                producer.sequence = through
+                producer.gaps += 1
+
+    def _producer_of(self, batch: Batch, source: str) -> ProducerState:
+        """The producer's state in the batch's epoch: another one ends what was known of it before.
+
+        Where a snapshot begins the epoch, what was placed before stays until the snapshot takes its place.
+        """
         producer = self.producers.get(batch.producer)
         if producer is None:
             producer = self.producers[batch.producer] = ProducerState(source, batch.epoch)
         elif producer.epoch != batch.epoch:
-            self.index.clear_producer(batch.producer)
+            self.pending.pop(batch.producer, None)
+            if batch.kind is not BatchKind.SNAPSHOT_BEGIN:
+                self.index.clear_producer(batch.producer)
             producer.epoch = batch.epoch
+            producer.sequence = -1
             producer.epochs_closed += 1
-            producer.partial = False
-            producer.note = ""
+            producer.partial, producer.note = False, ""
         producer.name = source or producer.name
-        producer.batches += 1
-        producer.sequence = batch.sequence
-        if batch.kind is BatchKind.EVENTS:
-            for namespace, namespace_id in zip(batch.namespaces, batch.namespace_ids, strict=True):
-                self.namespaces.setdefault(namespace_id, namespace)
-            producer.events += len(batch.records)
-            self.apply_records(batch.producer, batch.namespace_ids, batch.locations, batch.records)
-        elif batch.kind is BatchKind.LOST:
-            through = batch.snapshot.through if batch.snapshot is not None else batch.sequence
-            self.index.clear_producer(batch.producer)
-            producer.sequence = through
-            producer.gaps += 1
-            producer.partial = True
-            producer.note = f"batches {batch.sequence}–{through} could not be had; what it placed before is forgotten"
-        elif batch.kind is not BatchKind.HEARTBEAT:
-            self.skipped[f"{batch.kind.name.lower()} batch"] += 1
+        return producer
+
+    def _forget(self, producer_id: int, why: str) -> None:
+        """Something of the producer is missing: what it has placed is unknown until its next whole statement."""
+        self.pending.pop(producer_id, None)
+        self.index.clear_producer(producer_id)
+        producer = self.producers[producer_id]
+        producer.partial, producer.note = True, why
+
+    def _take_chunk(self, batch: Batch) -> None:
+        pending = self.pending.get(batch.producer)
+        if pending is None:
+            self.skipped["snapshot chunk without a beginning"] += 1
+            return
+        pending.add(Chunk(batch.records, batch.namespace_ids, batch.locations))
+        if pending.records > self.index.size.placements_max:
+            self.skipped["snapshot larger than the index"] += 1
+            self._forget(batch.producer, "its snapshot names more blocks than the index holds: raise its memory limit")
+
+    def _end_snapshot(self, batch: Batch, producer: ProducerState) -> None:
+        pending = self.pending.pop(batch.producer, None)
+        if pending is None:
+            self.skipped["snapshot end without a beginning"] += 1
+            return
+        replaced = replace_placements(self.index, batch.producer, pending.chunks, self.now_us)
+        self.events_total += replaced.records
+        self.skipped.update(replaced.skipped)
+        producer.events += replaced.records
+        producer.snapshots += 1
+        producer.partial, producer.note = False, ""
 
     def apply_records(
         self, producer_id: int, namespace_ids: Sequence[int], locations: Sequence[str], records: Records
@@ -296,6 +350,9 @@ class Fold:
         for producer_id in sorted(self.producers):
             p = self.producers[producer_id]
             rows.append([producer_id, p.name, p.epoch, p.sequence, p.partial, p.note, p.batches, p.events, p.gaps])
+            rows.append([p.snapshots])
+            if (pending := self.pending.get(producer_id)) is not None:
+                rows.append([pending.sequence, *(_pending_row(chunk) for chunk in pending.chunks)])
         for volume_id in sorted(self.volumes):
             v = self.volumes[volume_id]
             rows.append([volume_id, v.agent, v.producer, v.descriptor, sorted(v.rates.items())])
@@ -306,6 +363,10 @@ class Fold:
             for move in [*self.moves.open.values(), *self.moves.finished]
         ]
         return _digest(rows).hex()
+
+
+def _pending_row(chunk: Chunk) -> list[Any]:
+    return [chunk.records.tobytes(), chunk.namespace_ids, chunk.locations]
 
 
 def _described(index: ArrayIndex) -> list[Any]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from advisor.fold import Fold, ProducerState, RefusalNote, VolumeState
 from advisor.index import Key, PlaceKey
 from advisor.moves import Move, MoveKind, MoveState
 from advisor.policies.tiering import Limits
-from event_plane.schema import Namespace
+from advisor.snapshots import Chunk, PendingSnapshot
+from event_plane.schema import RECORD_DTYPE, Namespace
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+"""What is written. Of version 1, which knew no snapshots, everything is read too."""
 
 
 class StateError(Exception):
@@ -30,6 +33,19 @@ class _Producer(msgspec.Struct, array_like=True):
     events: int
     gaps: int
     epochs_closed: int
+    snapshots: int = 0
+
+
+class _Chunk(msgspec.Struct, array_like=True):
+    records: bytes
+    namespace_ids: tuple[int, ...]
+    locations: tuple[str, ...]
+
+
+class _Pending(msgspec.Struct, array_like=True):
+    producer: int
+    sequence: int
+    chunks: list[_Chunk]
 
 
 class _Volume(msgspec.Struct, array_like=True):
@@ -90,6 +106,7 @@ class _State(msgspec.Struct):
     move_counts: list[tuple[MoveKind, MoveState, int]]
     moved_bytes: int
     refusals: list[_Refusal]
+    pending: list[_Pending] = []
 
 
 def export_state(fold: Fold) -> bytes:
@@ -114,7 +131,7 @@ def export_state(fold: Fold) -> bytes:
             producers=[
                 _Producer(
                     producer_id, p.name, p.epoch, p.sequence, p.partial, p.note, p.batches, p.events, p.gaps,
-                    p.epochs_closed,
+                    p.epochs_closed, p.snapshots,
                 )
                 for producer_id, p in fold.producers.items()
             ],
@@ -124,6 +141,10 @@ def export_state(fold: Fold) -> bytes:
             move_counts=[(kind, state, count) for (kind, state), count in moves.counts.items()],
             moved_bytes=moves.moved_bytes,
             refusals=[_Refusal(r.at_us, _from_key(r.key), r.volume, r.reason) for r in fold.refusals],
+            pending=[
+                _Pending(producer_id, pending.sequence, [_from_chunk(chunk) for chunk in pending.chunks])
+                for producer_id, pending in fold.pending.items()
+            ],
         )
     )  # fmt: skip
 
@@ -137,8 +158,8 @@ def restore_state(fold: Fold, state: bytes) -> None:
         saved = msgspec.msgpack.decode(state, type=_State)
     except msgspec.MsgspecError as fault:
         raise StateError(f"the state cannot be read: {fault}") from fault
-    if saved.version != STATE_VERSION:
-        raise StateError(f"the state is of version {saved.version}, this program reads {STATE_VERSION}")
+    if not 1 <= saved.version <= STATE_VERSION:
+        raise StateError(f"the state is of version {saved.version}, this program reads 1 to {STATE_VERSION}")
     fold.position = saved.position
     fold.now_us = saved.now_us
     fold.events_total = saved.events_total
@@ -154,10 +175,14 @@ def restore_state(fold: Fold, state: bytes) -> None:
     fold.namespaces = {namespace.namespace_id: namespace for namespace in saved.namespaces}
     fold.producers = {
         p.producer: ProducerState(
-            p.name, p.epoch, p.sequence, p.partial, p.note, p.batches, p.events, p.gaps, p.epochs_closed
+            p.name, p.epoch, p.sequence, p.partial, p.note, p.batches, p.events, p.gaps, p.epochs_closed, p.snapshots
         )
         for p in saved.producers
     }
+    for each in saved.pending:
+        pending = fold.pending[each.producer] = PendingSnapshot(each.sequence)
+        for chunk in each.chunks:
+            pending.add(_to_chunk(chunk))
     for volume in saved.volumes:
         volume_id, tier = str(volume.descriptor["id"]), int(volume.descriptor["tier"])
         place = fold.index.place(PlaceKey(volume.producer, tier, volume_id))
@@ -175,6 +200,18 @@ def _from_key(key: Key) -> _Key:
 
 def _to_key(key: _Key) -> Key:
     return Key(key.namespace_id, key.group, int.from_bytes(key.sequence_hash, "little"))
+
+
+def _from_chunk(chunk: Chunk) -> _Chunk:
+    return _Chunk(chunk.records.tobytes(), chunk.namespace_ids, chunk.locations)
+
+
+def _to_chunk(chunk: _Chunk) -> Chunk:
+    try:
+        records = np.frombuffer(chunk.records, RECORD_DTYPE)
+    except ValueError as fault:
+        raise StateError(f"a snapshot's records cannot be read: {fault}") from fault
+    return Chunk(records, chunk.namespace_ids, chunk.locations)
 
 
 def _from_move(move: Move) -> _Move:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -220,6 +220,13 @@ class Intake:
     def gaps_open(self) -> dict[str, int]:
         """Producers that something is missing of, by source."""
         return Counter(self._source_of[producer] for producer in self.gate.incomplete())
+
+    def by_source(self, counts: Mapping[int, int]) -> Counter[str]:
+        """Sums of producers' `counts`. From any thread."""
+        sums: Counter[str] = Counter()
+        for producer, count in list(counts.items()):
+            sums[self._source_of.get(producer, "")] += count
+        return sums
 
     # -- reading
 

@@ -14,8 +14,8 @@ from advisor.entries import EntryKind, EventLog, LogEntry, LogStat, NewEntry, de
 from advisor.errors import LogError
 from advisor.log_database import Database, SqliteDatabase, database_path
 from advisor.log_faults import explained
-from advisor.log_postgres import PostgresDatabase, is_postgres
-from advisor.open_reads import OpenReads
+from advisor.log_postgres import PARTITION_ENTRIES, PostgresDatabase, is_postgres
+from advisor.open_reads import OpenReads, pruned_under_reader
 from advisor.tables import entries, terms
 from event_plane import wire
 from event_plane.errors import WireError
@@ -65,12 +65,6 @@ def read_decoded(
         yield entry, batch
 
 
-def pruned_under_reader(place: object, wanted: int, first: int) -> LogError:
-    """What a read ends with whose next entry is gone; reads of one process hold theirs, so another one pruned."""
-    gone = f"entries {wanted}–{first - 1} of {place}"
-    return LogError(f"{gone} were dropped while they were read: read again from {first}")
-
-
 class SqlLog:
     """`advisor.entries.EventLog` on SQLite, named by path or `sqlite:///` URL, or on PostgreSQL.
 
@@ -81,11 +75,18 @@ class SqlLog:
     """
 
     def __init__(
-        self, url_or_path: str | Path, *, password_file: Path | None = None, read_only: bool = False
+        self,
+        url_or_path: str | Path,
+        *,
+        password_file: Path | None = None,
+        read_only: bool = False,
+        partition_entries: int = PARTITION_ENTRIES,
     ) -> None:
         self._database: Database
         if is_postgres(str(url_or_path)):
-            self._database = PostgresDatabase(str(url_or_path), password_file, read_only=read_only)
+            self._database = PostgresDatabase(
+                str(url_or_path), password_file, read_only=read_only, partition_entries=partition_entries
+            )
         else:
             self._database = SqliteDatabase(database_path(url_or_path), read_only=read_only)
         self.name = self._database.name
@@ -157,7 +158,7 @@ class SqlLog:
         return self._last_position if self._database.writable else self._stored_last_position()
 
     def prune(self, through: int) -> int:
-        """SQLite drops exactly up to `through`, in steps; its file never shrinks. PostgreSQL drops whole partitions."""
+        """SQLite drops rows, some 16,000 a call; its file never shrinks. PostgreSQL drops whole partitions."""
         self._require_writer()
         before = self.first_position()
         wanted = self._reads.spare(min(through, self._last_position - 1))

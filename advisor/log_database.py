@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from sqlalchemy.exc import ArgumentError
 
 from advisor.errors import LogError
 from advisor.log_faults import explained, is_failure_of
+from advisor.log_folder import make_folder, sync_folder
 from advisor.log_lock import WriterLock
 from advisor.log_schema import migrate, require_current
 from advisor.tables import entries
@@ -22,6 +22,8 @@ Answer = TypeVar("Answer")
 
 PRUNE_ENTRIES = 256
 """Deleted in one transaction: a writer beside it waits for no more."""
+PRUNE_STEPS_MAX = 64
+"""In one call, which so ends soon."""
 SIZE = text(
     "SELECT (page_count - freelist_count) * page_size"
     " FROM pragma_page_count(), pragma_freelist_count(), pragma_page_size()"
@@ -134,9 +136,9 @@ class SqliteDatabase:
 
     def prune(self, through: int) -> None:
         """Row by row, in steps; their pages are used again."""
-        done = False
-        while not done:
-            done = self.write(lambda connection: self._prune_step(connection, through))
+        for _ in range(PRUNE_STEPS_MAX):
+            if self.write(lambda connection: self._prune_step(connection, through)):
+                return
 
     def _prune_step(self, connection: Connection, through: int) -> bool:
         """Whether nothing is left to drop."""
@@ -199,25 +201,6 @@ def is_begun(path: Path) -> bool:
             return bool(inspect(connection).get_table_names())
     finally:
         engine.dispose()
-
-
-def make_folder(folder: Path) -> None:
-    """Raises `LogError`."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LogError(f"{folder} cannot be made ({error.strerror}): choose another directory") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in it as durable as their files' content. Raises `LogError`."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        raise LogError(f"{folder} cannot be synced ({error.strerror}): check its disk") from error
-    finally:
-        os.close(descriptor)
 
 
 def _prepare(engine: Engine, pragmas: tuple[str, ...]) -> None:

@@ -14,6 +14,12 @@ from advisor.errors import LogError
 
 DISK_FULL = "the disk is full: free space there or choose another directory, then start again"
 
+_ERRNO = {
+    errno.ENOSPC: DISK_FULL,
+    errno.EDQUOT: "the user's quota of the disk is used up: free space there, then start again",
+    errno.EFBIG: "a file may not grow so large here: raise the limit (`ulimit -f`), then start again",
+}
+
 _SQLITE = {
     sqlite3.SQLITE_FULL: DISK_FULL,
     sqlite3.SQLITE_IOERR: "the disk failed: check it, then start again, which recovers all that was acknowledged",
@@ -42,12 +48,15 @@ _SERVER_GONE = (
 _GONE: tuple[type[BaseException], ...] = (
     OSError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
 )
 
-_RAISED = (SQLAlchemyError, sqlite3.Error, asyncpg.PostgresError, asyncpg.InterfaceError)
+_RAISED = (
+    SQLAlchemyError, sqlite3.Error, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
+)  # fmt: skip
 
 
 @contextmanager
@@ -71,7 +80,7 @@ def is_server_gone(error: BaseException | None) -> bool:
 
 def os_fault(place: object, doing: str, error: OSError) -> LogError:
     """A file's error as a `LogError`."""
-    meaning = DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"{error.strerror}: check the disk"
+    meaning = _ERRNO.get(error.errno or 0, f"{error.strerror}: check the disk")
     return LogError(f"cannot {doing} {place}: {meaning}")
 
 

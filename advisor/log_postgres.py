@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import structlog
 from sqlalchemy import URL, Connection, make_url, text
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -31,6 +32,7 @@ LOCK_TIMEOUT = "2s"
 """A partition that somebody reads is dropped another time: waiting for it would keep the writer waiting too."""
 SIZE = text("SELECT coalesce(sum(pg_total_relation_size(relid)), 0) FROM pg_partition_tree('entries')")
 
+_log = structlog.get_logger()
 _PARTITION = re.compile(r"entries_p(\d{20})")
 _PARTITIONS = text("SELECT relid::regclass::text FROM pg_partition_tree('entries') WHERE isleaf ORDER BY 1")
 _HOLDER = text(
@@ -52,7 +54,7 @@ def postgres_url(url: str, password_file: Path | None) -> URL:
     if parsed.get_backend_name() != "postgresql" or not parsed.database:
         raise LogError(f"log.url {parsed.render_as_string()} names no database: write postgresql://user@host/database")
     if parsed.password is not None:
-        raise LogError("log.url holds a password: write it to a file that log.password_file names, where no log shows it")
+        raise LogError("log.url holds a password: move it to a file, which log.password_file names; nothing shows that")
     password = None
     if password_file is not None:
         try:
@@ -106,6 +108,7 @@ class PostgresDatabase:
                     self._take_lock()
                     self.write(lambda connection: migrate(connection, url))
                     self.write(self._find_room)
+                    self.read(self._warn_of_lost_flushes)
         except BaseException:
             self.close()
             raise
@@ -197,6 +200,10 @@ class PostgresDatabase:
         holder = self.write(take)
         if holder is not None:
             raise LogError(f"{self.name} is in use by {holder}: stop that one first, or give this one its own database")
+
+    def _warn_of_lost_flushes(self, connection: Connection) -> None:
+        if connection.scalar(text("SHOW fsync")) == "off":
+            _log.warning("the server acknowledges what its disk does not have yet: set fsync = on there", log=self.name)
 
     def _find_room(self, connection: Connection) -> None:
         partitions = _partitions(connection)

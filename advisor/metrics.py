@@ -99,10 +99,23 @@ class Metrics:
         self.moved_bytes = self._counter("moved_bytes", "Bytes copied by moves.")
         self.refusals = self._counter("refusals", "Moves that a plan wanted and a limit refused.")
 
+        self.source_connected = self._gauge("source_connected", "1 while the connection stands.", "source")
+        self.source_reconnects = self._counter("source_reconnects", "Lost connections that were mended.", "source")
+        self.source_dropped = self._counter(
+            "source_dropped_messages", "Messages forgotten because the log was slow.", "source"
+        )
+        self.source_gaps_open = self._gauge("source_gaps_open", "Producers that something is missing of.", "source")
+        self.source_resends = self._counter("source_resends", "Resends asked for.", "source")
+        self.source_snapshots_asked = self._counter("source_snapshots_asked", "Snapshots asked for.", "source")
+        self.source_heartbeats = self._counter("source_heartbeats", "Heartbeats heard.", "source")
+
         self.producer_duplicates = self._counter("producer_duplicates", "Batches received again.", "producer", "name")
         self.producer_gaps = self._counter("producer_gaps", "Gaps in the sequence of batches.", "producer", "name")
         self.producer_lost = self._counter("producer_lost_batches", "Batches that nobody had.", "producer", "name")
         self.producer_resends = self._counter("producer_resends", "Resends asked for.", "producer", "name")
+        self.producer_snapshots = self._counter(
+            "producer_snapshots", "Snapshots taken for all that a producer has placed.", "producer", "name"
+        )
         self.producer_blocks = self._gauge("producer_blocks", "Blocks placed by a producer.", "producer", "name")
 
     def show(self, summary: Summary, volumes: Sequence[VolumeView], producers: Sequence[ProducerView]) -> None:
@@ -126,6 +139,7 @@ class Metrics:
         self.volume_reads.replace({(volume.id,): volume.reads for volume in volumes})
         self.producer_gaps.replace({(each.id, each.name): each.gaps for each in producers})
         self.producer_resends.replace({(each.id, each.name): each.resends for each in producers})
+        self.producer_snapshots.replace({(each.id, each.name): each.snapshots for each in producers})
         self.producer_blocks.replace({(each.id, each.name): each.blocks for each in producers})
 
     def render(self) -> bytes:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from advisor.errors import LogError
+
 
 @dataclass(slots=True, eq=False)
 class OpenRead:
@@ -37,3 +39,9 @@ class OpenReads:
         """`through`, or as far below it as the reads under way let entries go."""
         with self._lock:
             return min([through, *(read.position - 1 for read in self._reads)])
+
+
+def pruned_under_reader(place: object, wanted: int, first: int) -> LogError:
+    """What a read ends with whose next entry is gone; reads of one process hold theirs, so another one pruned."""
+    gone = f"entries {wanted}–{first - 1} of {place}"
+    return LogError(f"{gone} were dropped while they were read: read again from {first}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import structlog
 import zmq
 
-from advisor.entries import Control, EventLog, LogEntry, NewEntry, control_entry, logged
+from advisor.entries import Appendable, Control, LogEntry, NewEntry, control_entry, logged
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.intake import Intake, Taken, Unreadable
@@ -121,7 +121,7 @@ class LogThread(threading.Thread):
 
     def __init__(
         self,
-        log: EventLog,
+        log: Appendable,
         intake: Intake,
         subscribers: Sequence[Subscriber],
         groups: queue.Queue[Group],

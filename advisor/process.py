@@ -1,10 +1,14 @@
-"""Child processes that do not outlive their parent."""
+"""Processes: children that do not outlive their parent, and an end that is asked for by a signal."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 
@@ -19,3 +23,22 @@ def die_with_parent(parent_pid: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         raise SystemExit(0)
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM ask for an end in order, by the event that is given; a second one ends as ever."""
+    stopping = threading.Event()
+    former = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        stopping.set()
+        signal.signal(number, former[number])
+
+    for number in former:
+        signal.signal(number, stop)
+    try:
+        yield stopping
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

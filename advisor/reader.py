@@ -46,6 +46,7 @@ from advisor.views import (
 from advisor.wording import bytes_text, duration_text
 from event_plane import wire
 from event_plane.schema import DEPTH_UNKNOWN, Batch, BatchKind, EventType
+from event_plane.transport import Connection
 
 SILENT_S = 60.0
 """A producer whose last batch is older is shown as silent."""
@@ -144,15 +145,21 @@ class ServiceReader:
         if checkpointer is not None:
             text = "; ".join([checkpointer.text(), *service.passed_over])
             checks.append(Check(name="checkpoint", ok=not checkpointer.problem, text=text))
+        if service.retention is not None and service.retention.problem:
+            text = f"the log is not cut for now: {service.retention.problem}"
+            checks.append(Check(name="retention", ok=True, text=text))
         if skipped := service.fold.skipped[INDEX_FULL]:
             text = f"the index is full, {skipped} Stores were skipped: raise index_memory_bytes_max and start again"
             checks.append(Check(name="index", ok=True, text=text))
         thread = service.log_thread
         heard_s = dict(thread.figures.heard_s) if thread is not None else {}
+        connections = thread.connections() if thread is not None else {}
         for source in service.settings.sources:
+            connection = connections.get(source.name, Connection())
             text = _heard_text(source.url, heard_s.get(source.name))
-            # An engine without work is no fault, and one that is away cannot be told from it.
-            checks.append(Check(name=f"source {source.name}", ok=True, text=text))
+            # Where nothing can be told of the connection, an engine that is away looks like one without work.
+            away = connection.connected is False
+            checks.append(Check(name=f"source {source.name}", ok=not away, text=connection.problem if away else text))
         unreachable = service.unreachable
         for agent in sorted({a.name for a in service.settings.agents} | set(unreachable)):
             why = unreachable.get(agent)
@@ -246,7 +253,7 @@ class ServiceReader:
         self, from_position: int | None = None, limit: int = 100, kind: str | None = None
     ) -> EventsPage:
         if self._queries is None:
-            self._queries = LogQueries(self._service.settings.log_path)
+            self._queries = self._service.open_queries()
         entries = await self._queries.page(from_position, limit, kind)
         more = from_position is not None and len(entries) == limit
         return EventsPage(
@@ -389,6 +396,7 @@ def _producer_view(
         gaps=state.gaps,
         resends=resends,
         epochs_closed=state.epochs_closed,
+        snapshots=state.snapshots,
         lag_s=lag_s,
     )
 

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from advisor.entries import EventLog
+from advisor.entries import LogEntry
 from advisor.foreign import SourceFacts
 from advisor.intake import Intake, Taken
-from advisor.log import SqlLog, read_decoded
+from advisor.log import read_decoded
+from advisor.open_log import is_log_at, log_place, open_log, settings_at
 from event_plane.errors import RecordingError
 from event_plane.parquet import read_parquet
 from event_plane.parquet_rows import RecordedBatch
 from event_plane.recording import capture_dialect, detect_format, message_of, read_capture
+from event_plane.schema import Batch
 
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 
@@ -30,9 +32,9 @@ class Reading:
 
 
 def is_log(path: Path) -> bool:
-    """Whether `path` is an advisor's folder, or its `log.db`."""
-    if path.is_dir():
-        return (path / "log.db").is_file()
+    """Whether `path` is an advisor's directory or settings file, or its `log.db`."""
+    if path.suffix == ".toml" or path.is_dir():
+        return path.is_file() or is_log_at(path)
     try:
         with path.open("rb") as file:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
@@ -40,9 +42,12 @@ def is_log(path: Path) -> bool:
         return False
 
 
-def open_log_at(place: Path) -> EventLog:
-    """The log in an advisor's folder, or a `log.db`, for reading. Raises `LogError`."""
-    return SqlLog(place / "log.db" if place.is_dir() else place, read_only=True)
+@contextlib.contextmanager
+def opened_log(path: Path) -> Iterator[Iterator[tuple[LogEntry, Batch | None]]]:
+    """The entries of the log at `path`, each with its batch if it is one. Raises `LogError` or `SettingsError`."""
+    settings = settings_at(path)
+    with contextlib.closing(open_log(settings, read_only=True)) as log:
+        yield read_decoded(log, log_place(settings), log.first_position())
 
 
 def read_recorded(path: Path, reading: Reading) -> Iterator[RecordedBatch]:
@@ -64,8 +69,8 @@ def read_recorded(path: Path, reading: Reading) -> Iterator[RecordedBatch]:
 
 
 def _read_log(path: Path, reading: Reading) -> Iterator[RecordedBatch]:
-    with contextlib.closing(open_log_at(path)) as log:
-        for entry, batch in read_decoded(log, path):
+    with opened_log(path) as entries:
+        for entry, batch in entries:
             if batch is not None:
                 reading.messages += 1
                 yield RecordedBatch(batch, entry.source, entry.position, entry.recorded_us)

@@ -7,7 +7,6 @@ counts".
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +21,8 @@ from advisor.entries import EntryKind, LogEntry, SettingsEntry, Tick, VolumeEntr
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.index import ORDERS, PlaceKey
-from advisor.log import read_decoded
 from advisor.policies.tiering import POLICY_VERSION
-from advisor.recorded import Reading, open_log_at, read_recorded
+from advisor.recorded import Reading, opened_log, read_recorded
 from event_plane.pacing import Pace
 from event_plane.recording import TRACE_BLOCK_TOKENS, read_trace
 from event_plane.schema import RECORD_DTYPE, Namespace, Records, Tier
@@ -32,6 +30,8 @@ from event_plane.schema import RECORD_DTYPE, Namespace, Records, Tier
 CAPACITY_BLOCKS_MAX = 2**31 - 1
 _CACHE = "cache"
 _PRODUCER = 1
+
+CUT = "entry that retention has cut from the log"
 
 Progress = Callable[[int], None]
 """Told how much has been done since it was last told."""
@@ -236,16 +236,22 @@ def replay_recording(path: Path, progress: Progress = lambda _: None, pace: Pace
 
 
 def replay_log(place: Path, progress: Progress = lambda _: None, pace: Pace | None = None) -> RecordingReplay:
-    """Fold an advisor's log again, ticks and plans included. Raises `LogError` for one that is cut or damaged."""
+    """Fold an advisor's log again, ticks and plans included, from its oldest entry.
+
+    Entries that retention has cut are counted as not used: state that began in them is missing. Raises `LogError` for
+    a log that is damaged.
+    """
     fold = Fold()
-    batches = 0
-    with contextlib.closing(open_log_at(place)) as log:
-        for entry, batch in read_decoded(log, place):
+    batches = cut = 0
+    with opened_log(place) as entries:
+        for entry, batch in entries:
+            if fold.position == 0:
+                cut = entry.position - 1
             _sleep(pace, entry.recorded_us)
             fold.apply(entry, batch)
             batches += batch is not None
             progress(1)
-    return RecordingReplay(fold, batches, {})
+    return RecordingReplay(fold, batches, {CUT: cut} if cut else {})
 
 
 def _sleep(pace: Pace | None, recorded_us: int) -> None:

@@ -89,9 +89,10 @@ def decode_head(buffer: memoryview) -> Head | None:
     raise FrameDamaged("its head is no frame's" if magic != MAGIC else "its head's checksum is not its own")
 
 
-def decode_kind(body: memoryview) -> int:
-    """The number of the entry's kind, unchecked."""
-    return body[0]
+def peek(body: memoryview) -> tuple[int, int]:
+    """The number of the entry's kind and the entries of its append, unchecked. Of `body` only `META` is looked at."""
+    meta = META.unpack_from(body)
+    return meta[0], meta[-1]
 
 
 def decode_body(head: Head, body: memoryview) -> Body:
@@ -102,6 +103,12 @@ def decode_body(head: Head, body: memoryview) -> Body:
     if kind not in _KINDS:
         raise FrameDamaged(f"its kind {kind} is not known to this version")
     name_end = META.size + name_bytes
+    if len(body) < name_end:
+        raise FrameDamaged(f"its source's name has {name_bytes} bytes, {len(body) - META.size} follow")
+    try:
+        source = str(body[META.size : name_end], "utf-8")
+    except UnicodeDecodeError as error:
+        raise FrameDamaged(f"its source's name is no text ({error.reason})") from error
     is_batch = bool(flags & _HAS_BATCH)
     entry = LogEntry(
         position=head.position,
@@ -110,7 +117,7 @@ def decode_body(head: Head, body: memoryview) -> Body:
         producer=producer if is_batch else None,
         epoch=epoch if is_batch else None,
         sequence=sequence if is_batch else None,
-        source=str(body[META.size : name_end], "utf-8"),
+        source=source,
         foreign_crc=foreign_crc if flags & _HAS_FOREIGN_CRC else None,
         recorded_us=recorded_us,
     )

@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import structlog
 import typer
 
 from advisor.api.app import create_app
@@ -32,7 +30,6 @@ def serve(
     """Run the advisor: subscribe to KV events, log and index them, plan and have moves made, show it all."""
     if parent is not None:
         die_with_parent(parent)
-    _log_to_standard_error()
     settings = load_settings(config, os.environ)
     # The port first: whoever finds it taken has not touched the log yet.
     listener = open_socket(settings.api.host, settings.api.port)
@@ -44,20 +41,6 @@ def serve(
         asyncio.run(_serve(service, _Server(app, listener)))
         if service.failure is not None:
             raise service.failure
-
-
-def _log_to_standard_error() -> None:
-    """Standard output is for whoever starts us: its first line says where the admin view is."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 class _Server(AdminServer):

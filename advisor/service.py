@@ -19,20 +19,23 @@ from typing import Self
 
 import structlog
 
-from advisor.checkpoint import load_newest
+from advisor.checkpoint import cut_without_checkpoint, load_newest
 from advisor.checkpointer import Checkpointer
 from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntry, Tick, control_entry
-from advisor.errors import AdvisorError
+from advisor.errors import AdvisorError, LogError
 from advisor.fold import Fold
 from advisor.index import INDEX_FULL, ArrayIndex, IndexSize
 from advisor.index.warm import warm as warm_index
 from advisor.intake import Intake, SourceFacts
-from advisor.log import SqlLog, read_decoded
+from advisor.log import read_decoded
+from advisor.log_queries import LogQueries
 from advisor.metrics import Metrics
 from advisor.moment import Moment
 from advisor.mover import Mover
+from advisor.open_log import log_place, open_log, open_queries
 from advisor.pipeline import FoldThread, Group, LogThread, StoppedError, now_us
 from advisor.policies.tiering import POLICY_VERSION
+from advisor.retention import Retention
 from advisor.settings import AdvisorSettings, SourceSettings
 from advisor.turnstile import Turnstile
 from event_plane.connect import open_subscriber
@@ -73,6 +76,7 @@ class AdvisorService:
         self._clients: list[AgentClient] = []
         self._threads: list[threading.Thread] = []
         self.checkpointer: Checkpointer | None = None
+        self.retention: Retention | None = None
         self.passed_over: list[str] = []
         """Checkpoints that the start could not use, a sentence each."""
         self._log_thread: LogThread | None = None
@@ -83,7 +87,7 @@ class AdvisorService:
     def start(self) -> None:
         """Open the log, fold it, connect, and run. Raises `AdvisorError` or the event plane's errors."""
         _prepare_index()
-        self._log = SqlLog(self.settings.log_path)
+        self._log = open_log(self.settings)
         try:
             self._start(self._log)
         except BaseException:
@@ -100,7 +104,7 @@ class AdvisorService:
         entry = control_entry(SettingsEntry(self.settings.for_fold(), POLICY_VERSION, self.term))
         position = log.append([entry], now_us())
         self.fold.apply(LogEntry(position, EntryKind.SETTINGS, entry.payload))
-        subscribers = self._connect()
+        subscribers = self._connect(intake)
         groups: queue.Queue[Group] = queue.Queue(maxsize=self.settings.queue_entries_max)
         self._log_thread = LogThread(
             log,
@@ -147,21 +151,34 @@ class AdvisorService:
             stopping=self.stopping,
             fail=self._fail,
         )
-        self._threads = [fold_thread, self._log_thread, pulse, self._mover, self.checkpointer]
+        self.retention = Retention(
+            log,
+            self.settings.checkpoints_path,
+            self.checkpointer,
+            retention_bytes=self.settings.log.retention_bytes,
+            retention_age_s=self.settings.log.retention_age_s,
+            now_us=now_us,
+            stopping=self.stopping,
+            fail=self._fail,
+        )
+        self._threads = [fold_thread, self._log_thread, pulse, self._mover, self.checkpointer, self.retention]
         for thread in self._threads:
             thread.start()
 
     def _fold_log(self, log: EventLog, intake: Intake) -> None:
-        last = log.last_position()
+        first, last = log.first_position(), log.last_position()
+        place = log_place(self.settings)
         self.fold, saved, self.passed_over = load_newest(
-            self.settings.checkpoints_path, self._index_size(), last, self.lock
+            self.settings.checkpoints_path, self._index_size(), last, self.lock, first_position=first
         )
         for sentence in self.passed_over:
             _log.warning(sentence)
+        if self.fold.position < first - 1:
+            raise cut_without_checkpoint(place, first, self.settings.checkpoints_path, self.passed_over)
         intake.load(saved)
         if last:
             _log.info("folding the log", checkpoint=self.fold.position, entries=last - self.fold.position)
-        for entry, batch in read_decoded(log, self.settings.log_path, self.fold.position + 1):
+        for entry, batch in read_decoded(log, place, self.fold.position + 1):
             self.fold.apply(entry, batch)
             if batch is not None:
                 intake.restore(entry, batch)
@@ -169,12 +186,21 @@ class AdvisorService:
     def _index_size(self) -> IndexSize:
         return IndexSize.for_bytes(self.settings.index_memory_bytes_max)
 
-    def _connect(self) -> list[Subscriber]:
+    def _connect(self, intake: Intake) -> list[Subscriber]:
         subscribers: list[Subscriber] = []
         try:
             for source in self.settings.sources:
-                topic = source.topic.encode()
-                subscribers += [open_subscriber(source.name, source.url, source.resend_url or None, topic=topic)]
+                subscribers.append(
+                    open_subscriber(
+                        source.name,
+                        source.url,
+                        source.resend_url or None,
+                        topic=source.topic.encode(),
+                        credentials=source.credentials,
+                        resume=intake.resume(source.name),
+                        when_slow=source.when_slow,
+                    )
+                )
         except BaseException:
             for subscriber in subscribers:
                 subscriber.close()
@@ -259,6 +285,12 @@ class AdvisorService:
         """Counters now."""
         with self.lock:
             return Moment.of(self.fold, self.behind_s(), self.queue_entries())
+
+    def open_queries(self) -> LogQueries:
+        """Of the log, for one event loop. Raises `LogError`."""
+        if self._log is None:
+            raise LogError("the service is not running: start it first")
+        return open_queries(self.settings, self._log)
 
     def queue_entries(self) -> int:
         """Entries that are logged and not yet applied."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     Column,
     Dialect,
     Index,
@@ -87,6 +86,5 @@ segments = Table(
     Column("stored_bytes", BigInteger, nullable=False),
     Column("first_recorded_us", BigInteger, nullable=False),
     Column("last_recorded_us", BigInteger, nullable=False),
-    Column("sealed", Boolean, nullable=False),
 )
-"""One row a full segment file of a segment log, whose catalogue is a database with this schema and no `entries`."""
+"""One row a sealed segment of a segment log, whose catalogue is a database with this schema and no `entries`."""

@@ -13,14 +13,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from advisor.checkpoint import cut_without_checkpoint, load_newest
 from advisor.entries import EntryKind, LogEntry, MoveStep, decode_control
 from advisor.errors import AdvisorError
 from advisor.fold import Fold, VolumeState
-from advisor.index import Key, PlaceKey
-from advisor.log import SqlLog, read_decoded
+from advisor.index import IndexSize, Key, PlaceKey
+from advisor.log import read_decoded
 from advisor.log_database import is_begun
 from advisor.log_lock import lock_path, require_unlocked
-from advisor.moves import FREES_SOURCE, Trigger
+from advisor.moves import FREES_SOURCE, MoveState, Trigger
+from advisor.open_log import is_log_at, locked_path, log_place, open_log, settings_at
+from advisor.settings import AdvisorSettings
+from advisor.turnstile import Turnstile
 from event_plane.schema import Batch, EventType, producer_id
 from storage_agent.config import AgentSettings, load_settings, scan_volumes, was_closed_in_order
 from storage_agent.descriptor import VolumeDescriptor
@@ -32,6 +36,8 @@ DEMO_NAME = "demo"
 """What a running demo locks in its folder."""
 LOG_FILE = "log.db"
 EXAMPLES_MAX = 5
+INDEX_BYTES_MAX = 1 << 36
+"""Reserved as address space for the index of a checkpoint, whatever the service's limit was."""
 
 
 class VerifyError(AdvisorError):
@@ -78,6 +84,12 @@ class Freed:
     """Blocks that a logged step allows to be gone from a volume, until their Remove is folded."""
 
     keys: dict[str, set[Key]] = field(default_factory=dict)
+
+    def already(self, fold: Fold) -> None:
+        """Look at a state whose entries are gone: its moves that are past their switch give excuses."""
+        for move in fold.moves.open.values():
+            if move.kind in FREES_SOURCE and move.state is MoveState.SWITCHED:
+                self.keys.setdefault(move.source, set()).add(move.key)
 
     def before(self, fold: Fold, entry: LogEntry) -> None:
         """Look at an entry that is about to be folded: a switch gives excuses."""
@@ -126,20 +138,20 @@ def verify(
     if not directory.is_dir():
         raise VerifyError(f"{directory} is no folder: give the one of `demo --dir`, or `directory` of the settings")
     require_unlocked(directory / DEMO_NAME)
-    log_path = next((p for p in (directory / LOG_FILE, directory / "advisor" / LOG_FILE) if p.is_file()), None)
+    home = next((each for each in (directory, directory / "advisor") if is_log_at(each)), None)
     agent_path = directory / AGENT_FILE
-    if log_path is None and not agent_path.is_file():
+    if home is None and not agent_path.is_file():
         if any(directory.iterdir()) and not lock_path(directory / DEMO_NAME).exists():
             raise VerifyError(f"{directory} holds neither {LOG_FILE} nor {AGENT_FILE}: it was made by something else")
         console.print(f"{directory} holds no log and no volumes yet: nothing can be lost", soft_wrap=True)
         return
-    if log_path is not None:
-        require_unlocked(log_path)
-    fold, freed = _fold(log_path)
+    if home is not None:
+        require_unlocked(locked_path(settings_at(home)))
+    fold, freed = _fold(home)
     findings = [_compare(scanned, fold, freed) for scanned in _scans(fold, agent_path)]
-    if log_path is not None:
+    if home is not None:
         # Had a service begun meanwhile, its moves would look like losses.
-        require_unlocked(log_path)
+        require_unlocked(locked_path(settings_at(home)))
     fold.index.check()
     figures = f"{fold.position} log entries, {len(fold.index)} blocks, {len(fold.moves.open)} moves open"
     console.print(f"{directory}: {figures}", soft_wrap=True)
@@ -165,19 +177,36 @@ def verify(
     console.print("nothing lost, nothing doubled, nothing leaked")
 
 
-def _fold(log_path: Path | None) -> tuple[Fold, Freed]:
+def _fold(home: Path | None) -> tuple[Fold, Freed]:
+    """The log in `home`, from its beginning, or from the newest good checkpoint where it was cut."""
     fold, freed = Fold(), Freed()
-    if log_path is None or not is_begun(log_path):
+    if home is None:
         return fold, freed
-    log = SqlLog(log_path, read_only=True)
+    settings = settings_at(home)
+    place = log_place(settings)
+    if settings.log.kind == "sql" and not is_begun(settings.log_path):
+        return fold, freed
+    log = open_log(settings, read_only=True)
     try:
-        for entry, batch in read_decoded(log, log_path):
+        if (first := log.first_position()) > 1:
+            fold = _from_checkpoint(settings, place, first, log.last_position())
+            freed.already(fold)
+        for entry, batch in read_decoded(log, place, fold.position + 1):
             freed.before(fold, entry)
             fold.apply(entry, batch)
             freed.after(fold, batch)
         return fold, freed
     finally:
         log.close()
+
+
+def _from_checkpoint(settings: AdvisorSettings, place: Path | str, first: int, last: int) -> Fold:
+    folder = settings.checkpoints_path
+    size = IndexSize.for_bytes(INDEX_BYTES_MAX)
+    fold, _, passed_over = load_newest(folder, size, last, Turnstile(), first_position=first, set_aside=False)
+    if fold.position < first - 1:
+        raise cut_without_checkpoint(place, first, folder, passed_over)
+    return fold
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,8 @@ class ProducerView(View):
     epochs_closed: int
     lag_s: float | None
     """Seconds since its last batch was logged; None if not seen in this run of the service."""
+    snapshots: int = 0
+    """Snapshots taken for all that it has placed."""
 
 
 class EventView(View):

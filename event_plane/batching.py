@@ -7,7 +7,7 @@ for the interval at most, and the rate of messages has a ceiling however fast ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
@@ -88,11 +88,16 @@ def adaptive_rule(interval_us: int, messages_per_s_max: int = MESSAGES_PER_S_MAX
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Events as records that index the tables given. A `Batcher` takes the array over and writes to it."""
+    """Events as records that index the tables given. A `Batcher` takes the array, contiguous, over and writes to it."""
 
     records: Records
     namespaces: tuple[Namespace, ...]
     locations: tuple[str, ...]
+
+
+def joined(pieces: Sequence[Records]) -> Records:
+    """A contiguous copy of all of them: as bytes, since numpy copies structured arrays field by field."""
+    return np.concatenate([np.ascontiguousarray(piece).view(np.uint8) for piece in pieces]).view(RECORD_DTYPE)
 
 
 def check_event(event: EventRecord, payload_bytes_max: int = BATCH_BYTES_MAX) -> None:
@@ -406,7 +411,7 @@ class _WaitingColumns:
 
     def concatenated(self) -> tuple[Records, tuple[Namespace, ...], tuple[str, ...]]:
         first = self.pieces[0]
-        records = first.records if len(self.pieces) == 1 else np.concatenate([piece.records for piece in self.pieces])
+        records = first.records if len(self.pieces) == 1 else joined([piece.records for piece in self.pieces])
         return records, first.namespaces, first.locations
 
 

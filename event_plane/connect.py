@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Final, Unpack
 
 from event_plane.credentials import NO_CREDENTIALS, Credentials
-from event_plane.jetstream_transport import JetStreamPublisher, JetStreamSubscriber
-from event_plane.memory_transport import MemoryPublisher, MemorySubscriber
-from event_plane.nats_transport import NatsPublisher, NatsSubscriber
-from event_plane.publishing import BatchPublisher, PublisherOptions
-from event_plane.transport import Subscriber, WhenSlow, parse_url
-from event_plane.zmq_transport import TOPIC, ZmqPublisher, ZmqSubscriber
+from event_plane.jetstream_transport import JetStreamCarrier, JetStreamPublisher, JetStreamSubscriber
+from event_plane.memory_transport import MemoryCarrier, MemoryPublisher, MemorySubscriber
+from event_plane.nats_transport import NatsCarrier, NatsPublisher, NatsSubscriber
+from event_plane.publishing import BatchPublisher, Carrier, PublisherOptions
+from event_plane.transport import Subscriber, WhenSlow, parse_url, resend_url_beside
+from event_plane.zmq_curve import publisher_keys
+from event_plane.zmq_transport import TOPIC, ZmqCarrier, ZmqPublisher, ZmqSubscriber
 
 NOTHING_LOGGED: Final[Mapping[int, tuple[int, int]]] = {}
 
@@ -37,6 +38,30 @@ def open_publisher(
         case "jetstream":
             return JetStreamPublisher(url, producer=producer, credentials=credentials, **options)
     return ZmqPublisher(url, resend_url, producer=producer, topic=topic, credentials=credentials, **options)
+
+
+def open_carrier(
+    url: str,
+    resend_url: str | None = None,
+    *,
+    producer: int,
+    epoch: int,
+    credentials: Credentials = NO_CREDENTIALS,
+) -> Carrier:
+    """What carries encoded batches as they are. ZeroMQ and memory carry every producer's, the others only the one's.
+
+    Raises `TransportError` as `open_publisher` does.
+    """
+    place = parse_url(url)
+    match place.scheme:
+        case "memory":
+            return MemoryCarrier(place.path)
+        case "nats":
+            return NatsCarrier(place, place.path, credentials, producer, epoch)
+        case "jetstream":
+            return JetStreamCarrier(place, credentials, producer, epoch)
+    resend_place = parse_url(resend_url) if resend_url else resend_url_beside(place)
+    return ZmqCarrier(place, resend_place, TOPIC, publisher_keys(credentials))
 
 
 def open_subscriber(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import secrets
 import time
@@ -47,6 +48,7 @@ from event_plane.nats_requests import (
     snapshot_body,
 )
 from event_plane.nats_transport import (
+    FLUSH_WAIT_S,
     SUBSCRIPTION_BYTES_MAX,
     SUBSCRIPTION_MESSAGES_MAX,
     MailboxSubscriber,
@@ -70,14 +72,16 @@ _IN_FLIGHT_MAX = 64
 _STORE_WAIT_S = 5.0
 """After which a batch is sent again: the stream knows it by its id."""
 _STORE_AGAIN_S = 0.5
-_FLUSH_WAIT_S = 2.0
 _CLOSE_WAIT_S = 1.0
 _API_WAIT_S = 5.0
 _PULL_BATCHES = 256
 _PULL_BYTES = 8 * 1024 * 1024
 _PULL_EXPIRES_S = 30.0
 _PULL_HEARTBEAT_S = 5.0
-_PULL_AGAIN_S = 0.05
+_PULL_ENDS = ("batch completed", "message size exceeds maxbytes")
+"""Descriptions of a pull that has simply ended. A pull's messages come before its status."""
+_STATUS_HEARTBEAT = "100"
+_STATUSES_EXPIRED = ("404", "408")
 _HELD_RELEASED = 256
 _STREAM_PEER: Final = b"stream"
 
@@ -159,7 +163,8 @@ class JetStreamCarrier(NatsCarrier):
     async def serve(self, client: Client, up: Callable[[], None]) -> None:
         """See `Resident.serve`."""
         await self._take_place(client)
-        await self._care.see_to(client.jetstream(timeout=_API_WAIT_S))
+        js = client.jetstream(timeout=_API_WAIT_S)
+        await self._care.see_to(js)
         await client.subscribe(
             f"{self._inbox}.*",
             cb=self._take_stored,
@@ -178,6 +183,9 @@ class JetStreamCarrier(NatsCarrier):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._more.wait(), _STORE_WAIT_S / 2)
             self._send_overdue_again()
+            if self._refusal:
+                # It may have been deleted under us.
+                await self._care.see_to(js)
 
     async def _send_some(self, client: Client) -> None:
         while len(self._in_flight) < _IN_FLIGHT_MAX:
@@ -263,7 +271,8 @@ class JetStreamPublisher(BatchPublisher):
     def flush(self) -> int:
         """See `Publisher.flush`. Waits besides until the stream has it, for two seconds at most."""
         last = super().flush()
-        self._stream.wait_stored(last, _FLUSH_WAIT_S)
+        if self.connection().connected:
+            self._stream.wait_stored(last, FLUSH_WAIT_S)
         return last
 
 
@@ -292,8 +301,10 @@ class JetStreamSubscriber(MailboxSubscriber):
         *,
         credentials: Credentials = NO_CREDENTIALS,
         resume: Mapping[int, tuple[int, int]],
+        ack_wait_s: float = ACK_WAIT_S,
     ) -> None:
-        """`resume`: of each producer (epoch, last sequence) that the log holds.
+        """`resume`: of each producer (epoch, last sequence) that the log holds. `ack_wait_s`: after which the stream
+        sends again what is not acknowledged.
 
         Raises `TransportError` for the URL's options or credentials that cannot be read.
         """
@@ -302,6 +313,7 @@ class JetStreamSubscriber(MailboxSubscriber):
         self._stream = place.path
         self._subject = subject_of(place.path)
         self._resume = dict(resume)
+        self._ack_wait_s = ack_wait_s
         self._next_position = 0
         """Past the last batch received; 0 before the first."""
         self._stream_made: object = None
@@ -311,6 +323,7 @@ class JetStreamSubscriber(MailboxSubscriber):
         self._pull_left = 0
         self._pull_over = asyncio.Event()
         self._pull_problem = ""
+        self._pull_inbox = ""
         self._heard_s = 0.0
         self._js: JetStreamContext | None = None
         super().__init__(source, place, credentials, b"")
@@ -346,7 +359,7 @@ class JetStreamSubscriber(MailboxSubscriber):
         await self._care.see_to(js)
         inbox = client.new_inbox()
         await client.subscribe(
-            inbox,
+            f"{inbox}.*",
             cb=self._take_pulled,
             pending_msgs_limit=SUBSCRIPTION_MESSAGES_MAX,
             pending_bytes_limit=SUBSCRIPTION_BYTES_MAX,
@@ -372,7 +385,7 @@ class JetStreamSubscriber(MailboxSubscriber):
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=start,
             ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=ACK_WAIT_S,
+            ack_wait=self._ack_wait_s,
             max_deliver=-1,
             max_ack_pending=HELD_MAX,
             filter_subject=f"{self._subject}.*",
@@ -410,6 +423,7 @@ class JetStreamSubscriber(MailboxSubscriber):
                 "idle_heartbeat": round(_PULL_HEARTBEAT_S * 1e9),
             }
         ).encode()
+        pulls = itertools.count()
         while True:
             await self._mailbox.room(self._mailbox.live)
             self._release_oldest()
@@ -417,7 +431,8 @@ class JetStreamSubscriber(MailboxSubscriber):
             self._pull_problem = ""
             self._pull_over.clear()
             self._heard_s = time.monotonic()
-            await client.publish(next_subject, request, inbox)
+            self._pull_inbox = f"{inbox}.{next(pulls)}"
+            await client.publish(next_subject, request, self._pull_inbox)
             while not self._pull_over.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._pull_over.wait(), _PULL_HEARTBEAT_S)
@@ -429,22 +444,16 @@ class JetStreamSubscriber(MailboxSubscriber):
     async def _take_pulled(self, message: Msg) -> None:
         self._heard_s = time.monotonic()
         headers = message.headers or {}
-        match headers.get("Status"):
-            case None:
-                self._take_batch(message)
-                self._pull_left -= 1
-                if self._pull_left == 0:
-                    self._pull_over.set()
-            case "100":
-                pass
-            case "404" | "408":
+        status = headers.get("Status")
+        if status is None:
+            self._take_batch(message)
+            self._pull_left -= 1
+            if self._pull_left == 0:
                 self._pull_over.set()
-            case _:
-                description = headers.get("Description", "")
-                if "max" not in description.lower():
-                    self._pull_problem = description
-                # Lest a consumer that cannot serve us be asked without a pause.
-                asyncio.get_running_loop().call_later(_PULL_AGAIN_S, self._pull_over.set)
+        elif status != _STATUS_HEARTBEAT and message.subject == self._pull_inbox:
+            if status not in _STATUSES_EXPIRED and headers.get("Description", "").lower() not in _PULL_ENDS:
+                self._pull_problem = headers.get("Description") or f"status {status}"
+            self._pull_over.set()
 
     def _take_batch(self, message: Msg) -> None:
         position = message.metadata.sequence.stream

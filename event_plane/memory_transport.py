@@ -36,7 +36,7 @@ class _Channel:
 
     name: str
     changed: threading.Condition = field(default_factory=threading.Condition)
-    publisher: _MemoryCarrier | None = None
+    publisher: MemoryCarrier | None = None
     subscribers: list[MemorySubscriber] = field(default_factory=list)
     requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_REQUESTS_MAX))
     resent: dict[bytes, tuple[MemorySubscriber, deque[_Delivery]]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ _channels: dict[str, _Channel] = {}
 _channels_lock = threading.Lock()
 
 
-def _attach(name: str, side: _MemoryCarrier | MemorySubscriber) -> _Channel:
+def _attach(name: str, side: MemoryCarrier | MemorySubscriber) -> _Channel:
     with _channels_lock:
         channel = _channels.setdefault(name, _Channel(name))
         with channel.changed:
@@ -65,7 +65,7 @@ def _attach(name: str, side: _MemoryCarrier | MemorySubscriber) -> _Channel:
         return channel
 
 
-def _detach(channel: _Channel, side: _MemoryCarrier | MemorySubscriber) -> None:
+def _detach(channel: _Channel, side: MemoryCarrier | MemorySubscriber) -> None:
     with _channels_lock, channel.changed:
         if isinstance(side, MemorySubscriber):
             channel.subscribers.remove(side)
@@ -76,7 +76,9 @@ def _detach(channel: _Channel, side: _MemoryCarrier | MemorySubscriber) -> None:
             del _channels[channel.name]
 
 
-class _MemoryCarrier:
+class MemoryCarrier:
+    """A `Carrier` within this process. Raises `TransportError` where the name has a publisher already."""
+
     def __init__(self, name: str) -> None:
         self.malformed = 0
         self.slow_reader_drops = 0
@@ -128,7 +130,7 @@ class MemoryPublisher(BatchPublisher):
         name = parse_url(url).path
 
         def open_carrier() -> Carrier:
-            return _MemoryCarrier(name)
+            return MemoryCarrier(name)
 
         super().__init__(open_carrier, producer=producer, **options)
 

@@ -7,13 +7,15 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import nats.errors
 import nats.js.errors
 import stamina
+import structlog
 from nats.aio.client import Client
 
 from event_plane.credentials import Credentials
@@ -35,6 +37,10 @@ _BACK_OFF_MAX_S = 5.0
 _SETTLED_S = 5.0
 """A connection that lived shorter counts as a failed attempt: the back-off goes on growing."""
 _CLOSE_S = 1.0
+_CLOSE_CLIENT_S = 0.5
+
+
+_log = structlog.get_logger()
 
 
 class ConnectionAway(Exception):
@@ -147,6 +153,16 @@ class NatsConnection:
             if not self._closed:
                 self._loop.call_soon_threadsafe(callback, *args)
 
+    def flush(self, timeout_s: float) -> None:
+        """Wait until the server has what was posted, at most so long; not at all while there is no connection."""
+        with self._lock:
+            if self._closed or not self._standing.connected:
+                return
+            sending = asyncio.run_coroutine_threadsafe(self._send_rest(), self._loop)
+        with contextlib.suppress(TimeoutError, nats.errors.Error, OSError, CancelledError):
+            sending.result(timeout_s)
+        sending.cancel()
+
     def close(self) -> None:
         """Send what waits, within a second, then end the connection and the thread. Idempotent."""
         with self._lock:
@@ -172,8 +188,7 @@ class NatsConnection:
         with contextlib.suppress(TimeoutError, nats.errors.Error):
             async with asyncio.timeout(_CLOSE_S):
                 await self._send_rest()
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        await _end([keeping], again_s=0.2)
 
     async def _send_rest(self) -> None:
         while self._outbox:
@@ -211,10 +226,9 @@ class NatsConnection:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.client = None
-            for task in tasks:
-                task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            await _end(tasks, again_s=0.05)
             await _close(client)
+        ended = [None if task.cancelled() else task.exception() for task in tasks]
         problem = self._reported or next(
             (_sentence(self._place, each) for each in ended if isinstance(each, Exception)),
             f"the connection to {self._place} was lost: the server was stopped or cannot be reached",
@@ -270,6 +284,8 @@ class NatsConnection:
         return client
 
     def _up(self) -> None:
+        if self._standing.connected is False:
+            _log.info("connected", to=str(self._place), connection=self._name)
         self._standing = replace(
             self._standing, connected=True, problem="", reconnects=self._standing.reconnects + self._has_stood
         )
@@ -277,6 +293,8 @@ class NatsConnection:
         self._known.set()
 
     def _down(self, problem: str) -> None:
+        if problem != self._standing.problem:
+            _log.warning(problem, connection=self._name)
         self._standing = replace(self._standing, connected=False, problem=problem)
         self._known.set()
 
@@ -298,9 +316,19 @@ class NatsConnection:
             self._emptied.set()
 
 
+async def _end(tasks: Sequence[asyncio.Task[Any]], again_s: float) -> None:
+    """Cancel until they have ended: nats-py swallows a cancellation that reaches it while it flushes."""
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=again_s)
+
+
 async def _close(client: Client) -> None:
-    with contextlib.suppress(nats.errors.Error, OSError):
-        await client.close()
+    # After a failed TLS handshake nats-py waits for ever for the end of a stream that has none.
+    with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+        async with asyncio.timeout(_CLOSE_CLIENT_S):
+            await client.close()
 
 
 def _sentence(place: PlaneUrl, fault: BaseException) -> str:

@@ -43,6 +43,7 @@ from event_plane.wire import is_batch
 
 OPEN_WAIT_S: Final = 3.0
 """How long opening a publisher waits for the server; it is then opened all the same and connects when it can."""
+FLUSH_WAIT_S: Final = 2.0
 SUBSCRIPTION_MESSAGES_MAX: Final = 8192
 SUBSCRIPTION_BYTES_MAX: Final = 64 * 1024 * 1024
 """What nats-py holds of one subscription before it drops the newest."""
@@ -196,6 +197,12 @@ class NatsPublisher(BatchPublisher):
 
         super().__init__(open_carrier, producer=producer, **options)
 
+    def flush(self) -> int:
+        """See `Publisher.flush`. Waits besides until the server has it, for two seconds at most."""
+        last = super().flush()
+        self._nats.flush(FLUSH_WAIT_S)
+        return last
+
     def connection(self) -> Connection:
         """How it stands with the server; `dropped` is in `stat()` as `slow_reader_drops`."""
         return self._nats.standing()
@@ -321,8 +328,11 @@ class NatsSubscriber(MailboxSubscriber):
     """Receives what is published under one subject, ours or a foreign publisher's. See `Subscriber`.
 
     Without wildcards both `<subject>` and `<subject>.*` are read, where our publishers are; with them, or with
-    `foreign`, the subject alone. A server never waits for a slow reader: with `wait` up to 8,192 more messages are held
-    before the newest are dropped, which `drop` does at once; our publishers' window is smaller than either.
+    `foreign`, the subject alone.
+
+    A server never waits for a slow reader. With `wait` acknowledgements that do not come hold a publisher of ours back
+    long before the 12,288 messages that are held here at most; what comes past them is dropped and counted. With `drop`
+    a third of that is held and nothing is acknowledged.
     """
 
     def __init__(
@@ -350,7 +360,7 @@ class NatsSubscriber(MailboxSubscriber):
     def acknowledge(self, producer: int, epoch: int, sequence: int) -> None:
         """See `Subscriber.acknowledge`."""
         with self._lock:
-            if self._closed or self.foreign is not False:
+            if self._closed or self.foreign is not False or self._when_slow == "drop":
                 return
             first = not self._acks
             self._acks[producer, epoch] = sequence

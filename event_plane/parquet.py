@@ -180,6 +180,8 @@ class ParquetRecorder:
         kept = sum(group.batches for group in self._groups)
         if not kept:
             self._closed = True
+            with contextlib.suppress(OSError):
+                self._writer.close()
             self._part.discard()
             return self._part.unwritable(error)
         self._finish()
@@ -234,7 +236,6 @@ def _opened(path: Path) -> Generator[tuple[pq.ParquetFile, RecordingFacts], None
         size_bytes = path.stat().st_size
         file = pq.ParquetFile(
             path,
-            read_dictionary=_TEXT_COLUMNS,
             page_checksum_verification=True,
             thrift_string_size_limit=max(size_bytes, 1),
             thrift_container_size_limit=max(size_bytes, 1),
@@ -264,7 +265,7 @@ def _facts(path: Path, file: pq.ParquetFile) -> RecordingFacts:
         raise RecordingError(f"{path} has a damaged footer ({error}): record it again") from error
     if facts.version != VERSION:
         raise RecordingError(f"{path} has format version {facts.version}, this reader knows {VERSION}: upgrade it")
-    missing = [name for name in COLUMNS_READ if name not in file.schema_arrow.names]
+    missing = [name for name in COLUMNS_READ if name not in file.schema.names]
     if missing or len(facts.groups) != file.metadata.num_row_groups:
         raise RecordingError(
             f"{path} was changed since it was recorded ({len(facts.groups)} groups were written,"

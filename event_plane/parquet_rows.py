@@ -6,7 +6,7 @@ batch without its records in the wire format, on the batch's first row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -200,24 +200,30 @@ def _as_json(entry: Namespace | object) -> str | None:
 def from_table(table: pa.Table) -> Iterator[RecordedBatch]:
     """The batches of one row group, `COLUMNS_READ` of it at least. Raises `RecordingError` where they cannot be."""
     records = _records_of(table)
-    events = _names_of(table, "event_type")
-    envelopes = table.column("envelope").to_pylist()
-    starts = [row for row, envelope in enumerate(envelopes) if envelope is not None]
-    if envelopes and starts[:1] != [0]:
+    starts = np.flatnonzero(table.column("envelope").is_valid().to_numpy())
+    if table.num_rows and starts[:1].tolist() != [0]:
         raise RecordingError("its first row lacks the envelope that begins a batch")
-    sources = _names_of(table, "source")
-    positions = table.column("position").to_pylist()
-    received = table.column("received_at").cast("int64").to_pylist()
-    for start, end in zip(starts, [*starts[1:], len(envelopes)], strict=True):
-        bare = wire.decode(envelopes[start])
-        rows = _NO_RECORDS if events[start] == NO_EVENT else records[start:end]
-        batch = replace(bare, records=rows)
-        yield RecordedBatch(batch, sources[start] or "", positions[start], received[start] or 0)
+    first = table.take(pa.array(starts))
+    facts = zip(
+        first.column("envelope").to_pylist(),
+        first.column("event_type").to_pylist(),
+        first.column("source").to_pylist(),
+        first.column("position").to_pylist(),
+        first.column("received_at").cast("int64").to_pylist(),
+        starts.tolist(),
+        [*starts[1:].tolist(), table.num_rows],
+        strict=True,
+    )
+    for envelope, event_type, source, position, received_us, start, end in facts:
+        rows = _NO_RECORDS if event_type == NO_EVENT else records[start:end]
+        batch = replace(wire.decode(envelope), records=rows)
+        yield RecordedBatch(batch, source or "", position, received_us or 0)
 
 
 def _records_of(table: pa.Table) -> Records:
     records = np.zeros(table.num_rows, RECORD_DTYPE)
-    numbers = _dictionary_of(table, "event_type")
+    chunks: list[pa.Array] = table.column("event_type").dictionary_encode().unify_dictionaries().chunks
+    numbers = pa.concat_arrays(chunks) if chunks else pa.array([], _EVENT)
     try:
         known = [_EVENT_NUMBERS[name] % _NO_EVENT_NUMBER for name in numbers.dictionary.to_pylist()]
     except KeyError as error:
@@ -229,12 +235,3 @@ def _records_of(table: pa.Table) -> Records:
     records["reserved"] = np.frombuffer(reserved.tobytes(), "u1").reshape(-1, 8)
     records.flags.writeable = False
     return records
-
-
-def _names_of(table: pa.Table, column: str) -> list[str | None]:
-    return list(_dictionary_of(table, column).to_pylist())
-
-
-def _dictionary_of(table: pa.Table, column: str) -> pa.DictionaryArray:
-    chunks: Iterable[pa.Array] = table.column(column).unify_dictionaries().chunks
-    return pa.concat_arrays(list(chunks))

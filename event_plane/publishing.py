@@ -21,6 +21,7 @@ from event_plane.batching import (
     check_columns,
     check_event,
     check_snapshot,
+    joined,
 )
 from event_plane.errors import TransportError
 from event_plane.resend import AckWindow, ResendBuffer
@@ -88,7 +89,7 @@ class Carrier(Protocol):
     malformed: int
     """Requests that could not be read."""
     slow_reader_drops: int
-    """Batches that some subscriber did not get because it was too slow, as far as the transport tells."""
+    """Times that some subscriber was too slow for a batch, or for several in a row, as far as the transport tells."""
     payload_bytes_max: int
     """Largest payload that is carried; fixed once opened."""
 
@@ -159,7 +160,7 @@ class PublisherStat:
     snapshot_asks: int
     heartbeats: int
     slow_reader_drops: int
-    """Batches that some subscriber did not get because it was too slow; its gap heals by resend."""
+    """Times that some subscriber was too slow for a batch or several in a row; its gap heals by resend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +272,7 @@ class BatchPublisher:
         tables = tuple(namespaces), tuple(locations)
         check_columns(Columns(records, *tables), self._payload_bytes_max)
         for start in range(0, len(records), RECORD_COUNT_MAX):
-            piece = records[start : start + RECORD_COUNT_MAX].copy()
+            piece = joined([records[start : start + RECORD_COUNT_MAX]])
             with self._changed:
                 self._wait_for_room()
                 self._hand_over(Columns(piece, *tables), len(piece))
@@ -298,9 +299,13 @@ class BatchPublisher:
             announce, interval_s=self._snapshot_interval_s, name=f"snapshots-{self.producer:016x}"
         )
         with self._changed:
-            before, self._answers = self._answers, answers
-        if before is not None:
-            before.close()
+            closing = self._closing
+            unused = answers if closing else self._answers
+            self._answers = self._answers if closing else answers
+        if unused is not None:
+            unused.close()
+        if closing:
+            raise TransportError(self._closed_reason())
 
     def flush(self) -> int:
         """See `Publisher.flush`."""

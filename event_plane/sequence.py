@@ -166,11 +166,13 @@ FOREIGN_REMEDIES: Final[dict[Remedy, Remedy | None]] = {Remedy.RESEND: None}
 REASON_CLOSED_EPOCH: Final = "closed epoch"
 REASON_EPOCH_ENDED: Final = "epoch ended while held"
 REASON_KIND: Final = "producer is both foreign and our own"
+REASON_DISCONNECTED: Final = "connection lost while held"
 REASON_LATE: Final = "late after loss"
 REASON_SUPERSEDED: Final = "superseded by a snapshot"
-REASON_CROWDED: Final = "held for a snapshot, no more room"
+REASON_CROWDED: Final = "no more room behind a gap"
 REASON_PRODUCERS: Final = "too many producers"
 
+FIRST_FOREIGN_EPOCH: Final = 1
 PRODUCERS_MAX: Final = 65_536
 """Streams that a gate keeps; arrivals of more are refused."""
 LOST_RANGES_MAX: Final = 64
@@ -287,11 +289,11 @@ class _Stream:
 class SequenceGate:
     """Puts every producer's arrivals in order, each once; says what is missing. Not thread-safe.
 
-    A gap holds at most `hold_max` arrivals a producer; past it a foreign gap is given up, and of our own producer the
-    oldest held go, since the snapshot that is then awaited supersedes them. A resend is awaited for `resend_wait_us`
-    since the last arrival that it brought and asked for `resend_attempts_max` times, a snapshot for `snapshot_wait_us`
-    and `snapshot_attempts_max`; then what is missing is given up. `checksums_kept` checksums are kept for each foreign
-    producer.
+    A gap holds at most `hold_max` arrivals a producer. Past it a foreign gap is given up, or the newest held go while
+    a new life is read from its start; of our own producer the oldest go, since the snapshot that is then awaited
+    supersedes them. A resend is awaited for `resend_wait_us` since the last arrival that it brought and asked for
+    `resend_attempts_max` times, a snapshot for `snapshot_wait_us` and `snapshot_attempts_max`; then what is missing is
+    given up. `checksums_kept` checksums are kept for each foreign producer.
     """
 
     def __init__(
@@ -415,19 +417,24 @@ class SequenceGate:
     def connected(self, producer: int, now_us: int) -> list[Action]:
         """The producer can be heard from now on, or again: ask for what it sent meanwhile.
 
-        A foreign one may be another by now, and its numbers may have passed the cursor: what it sends waits until its
-        answer has shown which it is.
+        A foreign one may be another by now, and its numbers may have passed the cursor: what was held of it is dropped,
+        for it may be the former's, and what it sends waits until its answer has shown which it is.
         """
         stream = self._streams.get(producer)
         if stream is None:
             return []
         stream.gap = None
-        if stream.foreign and stream.last in stream.checksums:
-            deadline_us = now_us + self._wait_us[Remedy.RESEND] if stream.held else None
-            stream.fence = _Fence(stream.last, holds=True, deadline_us=deadline_us)
-            return [AskResend(producer, stream.last)]
-        known = stream.last + 1 if stream.foreign else max(stream.last, 0)
-        return self._settle(stream, now_us) or [AskResend(producer, known)]
+        dropped: list[Action] = []
+        if stream.foreign:
+            dropped = [Refused(held, REASON_DISCONNECTED) for held in stream.held.values()]
+            stream.held = {}
+        # What came since an unanswered probe may be of another engine already.
+        known = stream.last if stream.fence is None else stream.fence.sequence
+        if stream.foreign and known in stream.checksums:
+            stream.fence = _Fence(known, holds=True, deadline_us=None)
+            return [*dropped, AskResend(producer, known)]
+        following = stream.last + 1 if stream.foreign else max(stream.last, 0)
+        return dropped + (self._settle(stream, now_us) or [AskResend(producer, following)])
 
     def probe(self, producer: int, now_us: int) -> list[Action]:
         """Ask a silent foreign producer for its last known batch: what follows it was lost, other bytes are a restart.
@@ -561,7 +568,9 @@ class SequenceGate:
         full = len(stream.held) > self._hold_max
         if stream.fence is not None and stream.fence.holds:
             if full:
-                return self._lower_fence(stream, now_us)
+                actions = self._lower_fence(stream, now_us)
+                overfull = stream.gap is not None and len(stream.held) > self._hold_max
+                return actions + self.give_up(stream.producer, now_us) if overfull else actions
             stream.fence.deadline_us = stream.fence.deadline_us or now_us + self._wait_us[Remedy.RESEND]
             return []
         if stream.gap is None:
@@ -573,9 +582,12 @@ class SequenceGate:
                 stream.gap.attempts, stream.gap.deadline_us = 1, now_us + self._wait_us[Remedy.RESEND]
         if not full:
             return []
-        if stream.foreign:
-            return self._give_up(stream, stream.gap, now_us)
-        return self._shed(stream, stream.gap, now_us)
+        if not stream.foreign:
+            return self._shed(stream, stream.gap, now_us)
+        if stream.last < 0 and stream.epoch != FIRST_FOREIGN_EPOCH:
+            # A restart showed by what was sent again; the rest of that need not wait, for all was asked for anew.
+            return [Refused(stream.held.pop(max(stream.held)), REASON_CROWDED)]
+        return self._give_up(stream, stream.gap, now_us)
 
     def _shed(self, stream: _Stream, gap: _Gap, now_us: int) -> list[Action]:
         """Let the oldest held go, many at a time: the snapshot, which is asked for if it was not, supersedes them."""
@@ -641,6 +653,11 @@ class SequenceGate:
 
     def _fence_unanswered(self, stream: _Stream, fence: _Fence, now_us: int) -> list[Action]:
         """The resend ended, and the fence's batch was not in it."""
+        if stream.last + 1 in stream.held:
+            # No gap would show between what we know and what follows, which may well be another life's.
+            if fence.from_start or fence.attempts >= self._attempts_max[Remedy.RESEND]:
+                return [*stream.open_epoch(_next_epoch(stream)), AskResend(stream.producer, 0)]
+            return self._insist_on_fence(stream, fence, now_us)
         if fence.from_start or stream.held or stream.last > fence.sequence:
             return self._lower_fence(stream, now_us)
         # Every engine can send its newest batch again: this one has not come as far as the one that we knew.
@@ -657,4 +674,4 @@ class SequenceGate:
 
 
 def _next_epoch(stream: _Stream) -> int:
-    return (stream.epoch or 0) + 1
+    return FIRST_FOREIGN_EPOCH if stream.epoch is None else stream.epoch + 1

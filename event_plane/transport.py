@@ -209,6 +209,7 @@ class Publisher(Protocol):
         """Call `announce`, which publishes a snapshot, whenever a subscriber asks for one; asks are refused before.
 
         It is called on a thread of its own, never twice at once and at a bounded rate. It replaces the one before.
+        Raises `TransportError` once closed.
         """
 
     def flush(self) -> int:

@@ -73,10 +73,9 @@ class ConnectionState:
 
 
 class Monitor:
-    """One socket's monitor. Opened before the socket connects; used by the thread that uses the socket."""
+    """One socket's monitor. Opened before the socket connects, closed after the socket is."""
 
     def __init__(self, watched: zmq.Socket[bytes]) -> None:
-        self._watched = watched
         self.pollable = watched.get_monitor_socket(sum(_WATCHED))
 
     def events(self) -> list[int]:
@@ -87,5 +86,4 @@ class Monitor:
         return [event for event in events if event in _WATCHED]
 
     def close(self) -> None:
-        self._watched.disable_monitor()
         self.pollable.close()

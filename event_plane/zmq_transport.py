@@ -67,14 +67,17 @@ _REFUSED_RETRY_S = 5.0
 """Between attempts to connect to a publisher that refuses our keys, which libzmq gives up on."""
 
 
-class _ZmqCarrier:
+class ZmqCarrier:
     """XPUB and ROUTER of one publisher. Bound in the opening thread, then used by the publishing thread alone."""
 
     def __init__(self, url: PlaneUrl, resend_url: PlaneUrl, topic: bytes, keys: PublisherKeys | None) -> None:
         self.malformed = 0
         self.slow_reader_drops = 0
         self.payload_bytes_max = BATCH_BYTES_MAX
-        self._topic = topic
+        self.topic = topic
+        """Of what is sent next, again or for the first time."""
+        self.has_subscribers = False
+        """Whether some subscription was ever made."""
         self._wakeups = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context()
         self._authenticator = keys.let_in_only_clients(self._context) if keys else None
@@ -102,12 +105,13 @@ class _ZmqCarrier:
             self._poller.register(pollable, zmq.POLLIN)
 
     def send(self, sequence: int, payload: bytes) -> None:
-        frames = (self._topic, _SEQUENCE.pack(sequence), payload)
+        frames = (self.topic, _SEQUENCE.pack(sequence), payload)
         try:
             self._pub.send_multipart(frames, zmq.DONTWAIT)
         except zmq.Again:
             self.slow_reader_drops += 1
-            # Nobody got it yet. Those with room do, the full ones do without.
+            # Nobody got it yet. Those with room do; a full one does without, and libzmq leaves it out, and does not
+            # report it again, until it has read.
             self._pub.setsockopt(zmq.XPUB_NODROP, 0)
             self._pub.send_multipart(frames, zmq.DONTWAIT)
             self._pub.setsockopt(zmq.XPUB_NODROP, 1)
@@ -117,7 +121,7 @@ class _ZmqCarrier:
 
     def resend(self, peer: bytes, sequence: int, payload: bytes) -> Reply:
         try:
-            self._router.send_multipart((peer, b"", self._topic, _SEQUENCE.pack(sequence), payload), zmq.DONTWAIT)
+            self._router.send_multipart((peer, b"", self.topic, _SEQUENCE.pack(sequence), payload), zmq.DONTWAIT)
         except zmq.Again:
             return Reply.FULL
         except zmq.ZMQError as error:
@@ -132,8 +136,9 @@ class _ZmqCarrier:
         if self._wakeups in ready:
             os.eventfd_read(self._wakeups)
         for _ in range(_REQUESTS_PER_TURN):
-            if receive_now(self._pub) is None:  # subscriptions, which are libzmq's business
+            if (frames := receive_now(self._pub)) is None:  # subscriptions, which are libzmq's business
                 break
+            self.has_subscribers |= frames[0][:1] == b"\x01"
         requests: list[Request] = []
         for _ in range(_REQUESTS_PER_TURN):
             if (frames := receive_now(self._router)) is None:
@@ -183,7 +188,7 @@ class ZmqPublisher(BatchPublisher):
         resend_place = parse_url(resend_url) if resend_url else resend_url_beside(place)
 
         def open_carrier() -> Carrier:
-            carrier = _ZmqCarrier(place, resend_place, topic, keys)
+            carrier = ZmqCarrier(place, resend_place, topic, keys)
             self.url, self.resend_url = carrier.url, carrier.resend_url
             return carrier
 
@@ -294,8 +299,8 @@ class ZmqSubscriber:
                 self._closed = True
                 while self._asks:
                     self._end_ask(next(iter(self._asks)))
-                self._monitor.close()
                 self._live.close()
+                self._monitor.close()
                 self._context.destroy(linger=0)
 
     def _open(self) -> None:
@@ -324,8 +329,8 @@ class ZmqSubscriber:
 
     def _reopen(self) -> None:
         self._dropped_before += self._live.dropped
-        self._monitor.close()
         self._live.close()
+        self._monitor.close()
         if self._acks is not None:
             self._acks.close()
         self._state.given_up = False

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from event_plane.schema import EventRecord, EventType, RecordFlag, Tier
 from event_plane.transport import Publisher
 from kvbm_core.identity import BlockIdentity
+
+Placed = tuple[Tier, str, Sequence[BlockIdentity]]
+"""A tier, its location, and the blocks there."""
 
 
 class BlockEvents:
@@ -25,9 +29,7 @@ class BlockEvents:
         self._sending = threading.Lock()
 
     def store(self, tier: Tier, location: str, identity: BlockIdentity, copied: bool) -> None:
-        record = self._record(EventType.STORE, tier, location, identity)
-        record.flags = RecordFlag.COPY if copied else 0
-        self._noted.append(record)
+        self._noted.append(self._stored(tier, location, identity, copied))
 
     def remove(self, tier: Tier, location: str, identity: BlockIdentity) -> None:
         self._noted.append(self._record(EventType.REMOVE, tier, location, identity))
@@ -45,11 +47,36 @@ class BlockEvents:
     def send(self) -> None:
         """Publish what was noted. The lock keeps two threads from publishing out of order."""
         with self._sending:
-            records = []
-            while self._noted:
-                records.append(self._noted.popleft())
-            if records:
-                self._publisher.publish(records)
+            self._publish(self._take_noted())
+
+    def send_snapshot(self, standing_still: AbstractContextManager[Sequence[Placed]]) -> None:
+        """Publish what was noted, then a snapshot. Within `standing_still`, which gives what is placed, nothing is
+        noted, so that the snapshot says what the events before it lead to."""
+        with self._sending:
+            with standing_still as tiers:
+                noted = self._take_noted()
+                placed = [
+                    self._stored(tier, location, identity, copied=True)
+                    for tier, location, identities in tiers
+                    for identity in identities
+                ]
+            self._publish(noted)
+            self._publisher.publish_snapshot(placed)
+
+    def _take_noted(self) -> list[EventRecord]:
+        noted = []
+        while self._noted:
+            noted.append(self._noted.popleft())
+        return noted
+
+    def _publish(self, records: list[EventRecord]) -> None:
+        if records:
+            self._publisher.publish(records)
+
+    def _stored(self, tier: Tier, location: str, identity: BlockIdentity, copied: bool) -> EventRecord:
+        record = self._record(EventType.STORE, tier, location, identity)
+        record.flags = RecordFlag.COPY if copied else 0
+        return record
 
     def _record(self, event_type: EventType, tier: Tier, location: str, identity: BlockIdentity) -> EventRecord:
         return EventRecord(

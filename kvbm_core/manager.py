@@ -14,7 +14,7 @@ from event_plane.transport import Publisher
 from kvbm_core.block import CompleteBlock, ImmutableBlock
 from kvbm_core.config import KvbmConfig
 from kvbm_core.counters import CoreCounters
-from kvbm_core.events import BlockEvents
+from kvbm_core.events import BlockEvents, Placed
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.layout import layout_of
 from kvbm_core.offload import Offloader
@@ -67,6 +67,10 @@ class KvBlockManager:
             self.counters,
             partial(self._events.access, self._host.storage.tier, self._host.storage.location),
         )
+        self._closed = False
+        # The first message of this life: whatever an earlier one had placed is gone.
+        self.announce_snapshot()
+        publisher.serve_snapshots(self.announce_snapshot)
 
     @property
     def device_tensor(self) -> torch.Tensor:
@@ -113,10 +117,22 @@ class KvBlockManager:
     def occupancy(self) -> Occupancy:
         return Occupancy(self._device.pool.occupancy(), self._host.pool.occupancy(), self._offloader.waiting)
 
+    def announce_snapshot(self) -> None:
+        """Publish what the core's tiers hold, in the place of everything announced so far. From any thread."""
+        self._events.send_snapshot(self._standing_still())
+
     def close(self) -> None:
         """Announce that this core's placements are gone. The publisher stays open; it is the caller's."""
+        self._closed = True
         self._events.clear()
         self._events.send()
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[list[Placed]]:
+        """What is placed, of which nothing changes meanwhile. After `close`, nothing."""
+        with self._device.pool.standing_still() as on_device, self._host.pool.standing_still() as on_host:
+            tiers = [(self._device, on_device), (self._host, on_host)]
+            yield [] if self._closed else [(each.storage.tier, each.storage.location, ids) for each, ids in tiers]
 
     def _tier(self, storage: TensorStorage) -> TierPool:
         pool = BlockPool(

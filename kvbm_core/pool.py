@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from kvbm_core.block import CompleteBlock, ImmutableBlock, MutableBlock, Slot, Trigger
@@ -134,6 +135,12 @@ class BlockPool:
         """Every registered key."""
         with self._lock:
             return self._registry.keys()
+
+    @contextmanager
+    def standing_still(self) -> Iterator[list[BlockIdentity]]:
+        """Every registered block; none comes, goes or is told of meanwhile."""
+        with self._lock:
+            yield self._registry.identities()
 
     def occupancy(self) -> PoolOccupancy:
         with self._lock:

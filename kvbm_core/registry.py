@@ -61,3 +61,7 @@ class BlockRegistry:
 
     def keys(self) -> list[BlockKey]:
         return list(self._slots)
+
+    def identities(self) -> list[BlockIdentity]:
+        """Of each key's first copy."""
+        return [slots[0].identity for slots in self._slots.values() if slots[0].identity is not None]

@@ -6,7 +6,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -51,6 +52,8 @@ class StorageAgent:
         self._command_lock = threading.Lock()
         self._answers: OrderedDict[str, CommandOutcome] = OrderedDict()
         self._register_lock = threading.Lock()
+        self._has_announced = False
+        """Whether anything was, in this life. Guarded by the lock above."""
         self._idle = threading.Condition()  # guards everything below
         self._volumes: dict[str, Volume] = {}
         self._users: dict[str, int] = {}
@@ -60,24 +63,57 @@ class StorageAgent:
 
     def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:
         """See `StoragePort.register_volume`. The blocks found on the volume are published before this returns."""
-        kind, opening = prepare(
-            descriptor,
-            self._allowed_roots,
-            self._endpoints,
-            on_stored=partial(self._announcer.stored, descriptor),
-            on_freed=partial(self._announcer.freed, descriptor),
-        )
-        with self._register_lock:
+        return self.register_volumes([descriptor])[0]
+
+    def register_volumes(self, descriptors: Sequence[VolumeDescriptor]) -> list[VolumeStat]:
+        """Open several volumes, all or none, and tell of them at once. Raises as `register_volume` does.
+
+        The first that an agent registers it tells of by a snapshot, which takes the place of what its former life had
+        announced; so register together what belongs together.
+        """
+        with self._register_lock, ExitStack() as undoing:
+            opened: list[Volume] = []
+            for descriptor in descriptors:
+                opened.append(self._open(descriptor, [volume.descriptor.id for volume in opened]))
+                undoing.callback(opened[-1].close)
+            undoing.pop_all()
+            with self._announcer.ordering:
+                with self._idle:
+                    self._volumes |= {volume.descriptor.id: volume for volume in opened}
+                if self._has_announced:
+                    for volume in opened:
+                        self._announcer.stored(volume.descriptor, volume.live_headers())
+                else:
+                    self.announce_snapshot()
+            if not self._has_announced:
+                self._has_announced = True
+                self._announcer.serve_snapshots(self.announce_snapshot)
+            return [volume.stat() for volume in opened]
+
+    def announce_snapshot(self) -> None:
+        """Publish what all volumes hold, in the place of everything announced so far; nothing once closed."""
+        with self._announcer.ordering:
             with self._idle:
                 if self._closing:
-                    raise VolumeError(f"volume {descriptor.id!r}: agent {self.name!r} is closed")
-                if descriptor.id in self._volumes:
-                    raise VolumeError(f"volume {descriptor.id!r} is registered already; unregister it first")
-            volume = kind.open(opening)
-            self._announcer.recovered(descriptor, volume.live_headers())
-            with self._idle:
-                self._volumes[descriptor.id] = volume
-            return volume.stat()
+                    return
+                volumes = list(self._volumes.values())
+            self._announcer.snapshot((volume.descriptor, volume.live_headers()) for volume in volumes)
+
+    def _open(self, descriptor: VolumeDescriptor, opened: Sequence[str]) -> Volume:
+        kind, opening = prepare(descriptor, self._allowed_roots, self._endpoints)
+        with self._idle:
+            if self._closing:
+                raise VolumeError(f"volume {descriptor.id!r}: agent {self.name!r} is closed")
+            if descriptor.id in self._volumes or descriptor.id in opened:
+                raise VolumeError(f"volume {descriptor.id!r} is registered already; unregister it first")
+        return kind.open(
+            replace(
+                opening,
+                on_stored=partial(self._announcer.stored, descriptor),
+                on_freed=partial(self._announcer.freed, descriptor),
+                ordering=self._announcer.ordering,
+            )
+        )
 
     def unregister_volume(self, volume: str) -> None:
         """See `StoragePort.unregister_volume`. A Clear says that nothing is there any more."""

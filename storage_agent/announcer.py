@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from event_plane.errors import TransportError
@@ -20,12 +20,15 @@ class Announcer:
 
     Store and Remove go out in the call that tells of them, so that events of one block are in the order they happened.
     Access is folded and sent by a thread of its own, so that no get waits for the event plane.
+    `ordering` is held while a Store is announced with the change it tells of, and while a snapshot is listed and
+    published: so that a snapshot names exactly what the events before it placed.
     """
 
     def __init__(self, agent: str, publisher: Publisher | None) -> None:
         self._publisher = publisher
         self.producer = publisher.producer if publisher is not None else producer_id(agent)
         self.epoch = publisher.epoch if publisher is not None else 0
+        self.ordering = threading.RLock()
         self._fold = AccessFold()
         self._changed = threading.Condition()
         self._closed = False
@@ -35,9 +38,22 @@ class Announcer:
             self._thread = threading.Thread(target=self._send_accesses, name=f"accesses-{agent}", daemon=True)
             self._thread.start()
 
-    def recovered(self, volume: VolumeDescriptor, headers: Iterable[BlockHeader]) -> None:
-        """The blocks found on a volume, parents before children."""
-        self._publish(volume, EventType.STORE, sorted(headers, key=lambda header: header.depth), RecordFlag.COPY)
+    def snapshot(self, blocks: Iterable[tuple[VolumeDescriptor, Sequence[BlockHeader]]]) -> None:
+        """Everything on this agent's volumes; what it had announced and is not among it is gone. Hold `ordering`."""
+        if self._publisher is not None:
+            now_us = time.time_ns() // 1000
+            self._publisher.publish_snapshot(
+                [
+                    _record(EventType.STORE, volume.tier, volume.id, header, now_us, flags=RecordFlag.COPY)
+                    for volume, headers in blocks
+                    for header in headers
+                ]
+            )
+
+    def serve_snapshots(self, announce: Callable[[], None]) -> None:
+        """Call `announce`, which calls `snapshot`, whenever a subscriber asks for one."""
+        if self._publisher is not None:
+            self._publisher.serve_snapshots(announce)
 
     def stored(self, volume: VolumeDescriptor, headers: Sequence[BlockHeader]) -> None:
         self._publish(volume, EventType.STORE, sorted(headers, key=lambda header: header.depth), RecordFlag.COPY)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from event_plane.credentials import NO_CREDENTIALS, Credentials
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.endpoints import Endpoint
 from storage_agent.errors import ConfigError
@@ -19,7 +20,27 @@ class _VolumeTable(VolumeDescriptor, frozen=True, kw_only=True, forbid_unknown_f
     """A `[[volumes]]` table: a descriptor in which a misspelt key is an error."""
 
 
-class _AgentTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _CredentialKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the agent's publisher proves itself with: the fields of `Credentials` that a publisher uses."""
+
+    curve_key_file: str = ""
+    curve_clients_folder: str = ""
+    user: str = ""
+    password_file: str = ""
+    nkey_file: str = ""
+    creds_file: str = ""
+    tls_ca_file: str = ""
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+
+    def credentials(self, folder: Path) -> Credentials:
+        """With the paths that are given, from `folder` on."""
+        names = _CredentialKeys.__struct_fields__
+        paths = {name: folder / getattr(self, name) for name in names if name != "user" and getattr(self, name)}
+        return Credentials(user=self.user, **paths)
+
+
+class _AgentTable(_CredentialKeys, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     command_url: str
     event_url: str
@@ -36,6 +57,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """ZeroMQ address that commands come in by: `tcp://127.0.0.1:PORT` or `ipc://PATH`."""
     event_url: str
     """Event-plane URL that its events go out by."""
+    credentials: Credentials = NO_CREDENTIALS
+    """What its publisher proves itself with there, and for ZeroMQ whom it lets in."""
     allowed_roots: list[Path]
     """Folders that volumes may lie in."""
     volumes: list[VolumeDescriptor] = []
@@ -70,6 +93,7 @@ def settings_from_tables(tables: dict[str, object], file: Path) -> AgentSettings
         name=table.name,
         command_url=table.command_url,
         event_url=table.event_url,
+        credentials=table.credentials(folder),
         allowed_roots=[folder / root for root in table.allowed_roots],
         volumes=[
             VolumeDescriptor(

@@ -7,6 +7,7 @@ An entry point names a `VolumeKind`. A vendor writes a `slot_store.SlotStore` an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -42,6 +43,9 @@ class Opening:
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
     on_stored: Announce = _say_nothing
     on_freed: Announce = _say_nothing
+    ordering: AbstractContextManager[object] = field(default_factory=nullcontext)
+    """Held while a Store is announced and its block becomes live: listed under it, `live_headers` are what was
+    announced so far. The Removes of blocks that are live no more may still come."""
     deadline_s: float = DEADLINE_S
 
     @property
@@ -78,7 +82,13 @@ def slot_kind(
 
     def open_volume(opening: Opening) -> Volume:
         store = open_store(opening)
-        return SlotVolume(opening.descriptor, store, on_stored=opening.on_stored, on_freed=opening.on_freed)
+        return SlotVolume(
+            opening.descriptor,
+            store,
+            on_stored=opening.on_stored,
+            on_freed=opening.on_freed,
+            ordering=opening.ordering,
+        )
 
     return VolumeKind(options=options, open=open_volume, inspect=inspect, open_store=open_store, path=path)
 
@@ -104,9 +114,6 @@ def prepare(
     descriptor: VolumeDescriptor,
     allowed_roots: Sequence[Path],
     endpoints: Mapping[str, Endpoint] | None = None,
-    *,
-    on_stored: Announce = _say_nothing,
-    on_freed: Announce = _say_nothing,
 ) -> tuple[VolumeKind, Opening]:
     """The kind of `descriptor`, and its checked opening. Opens nothing. Raises `VolumeError` with the remedy."""
     kind = kind_named(descriptor.kind, descriptor.id)
@@ -117,15 +124,7 @@ def prepare(
         raise VolumeError(
             f"volume {descriptor.id!r}: options of kind {descriptor.kind!r}: {error}; correct or remove it"
         ) from error
-    opening = Opening(
-        descriptor=descriptor,
-        path=path,
-        options=options,
-        endpoints=endpoints or {},
-        on_stored=on_stored,
-        on_freed=on_freed,
-    )
-    return kind, opening
+    return kind, Opening(descriptor=descriptor, path=path, options=options, endpoints=endpoints or {})
 
 
 def inspect_volume(descriptor: VolumeDescriptor, allowed_roots: Sequence[Path]) -> Inspection:

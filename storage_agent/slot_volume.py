@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
@@ -30,9 +31,15 @@ class SlotVolume:
     """
 
     def __init__(
-        self, descriptor: VolumeDescriptor, store: SlotStore, *, on_stored: Announce, on_freed: Announce
+        self,
+        descriptor: VolumeDescriptor,
+        store: SlotStore,
+        *,
+        on_stored: Announce,
+        on_freed: Announce,
+        ordering: AbstractContextManager[object] = nullcontext(),  # noqa: B008 - it holds nothing
     ) -> None:
-        """Find the store's blocks; make its capacity that of `descriptor`.
+        """Find the store's blocks; make its capacity that of `descriptor`. For the rest see `kinds.Opening`.
 
         Announces nothing itself: `live_headers` are the blocks found. Raises `VolumeError`, with `store` closed.
         """
@@ -40,6 +47,7 @@ class SlotVolume:
         self._store = store
         self._on_stored = on_stored
         self._on_freed = on_freed
+        self._ordering = ordering
         self._table_lock = threading.Lock()
         self._unpinned = threading.Condition(self._table_lock)
         self._resizing = threading.Lock()
@@ -219,19 +227,23 @@ class SlotVolume:
             outcomes[index] = refused
         failures = self._write_durably(writes, read_back)
         stored = [write for write in writes if write.number not in failures]
-        try:
-            if stored:
-                self._on_stored([write.header for write in stored])
-        finally:
-            with self._table_lock:
-                for write in stored:
-                    self._table.publish(write.header)
-                    self._payload_bytes += write.header.payload_bytes
+        with self._ordering:
+            self._announce_stored([write.header for write in stored])
         for write in writes:
             failed = failures.get(write.number)
             header = write.header
             outcomes[write.number] = failed or self._outcome(header.key, Result.STORED, header.payload_bytes)
         return [outcomes[index] for index in range(len(blocks))]
+
+    def _announce_stored(self, headers: list[BlockHeader]) -> None:
+        try:
+            if headers:
+                self._on_stored(headers)
+        finally:
+            with self._table_lock:
+                for header in headers:
+                    self._table.publish(header)
+                    self._payload_bytes += header.payload_bytes
 
     def _refuse_put(self, block: PutBlock) -> Outcome | None:
         size, limit = block.payload.nbytes, self.descriptor.block_bytes_max
@@ -438,8 +450,7 @@ class SlotVolume:
             self._degrade(str(error))
             failed[header.slot] = self._outcome(header.key, Result.FAILED, reason=str(error))
             if not (isinstance(error, TransferError) and error.in_doubt):
-                with self._table_lock:
-                    self._table.restore(header.slot)
+                self._restore(header)
         freed = [header for header in headers if header.slot not in failed]
         try:
             if freed:
@@ -450,6 +461,15 @@ class SlotVolume:
                     self._table.release(header.slot)
                     self._payload_bytes -= header.payload_bytes
         return failed
+
+    def _restore(self, header: BlockHeader) -> None:
+        """Serve a block again that could not be freed; a listing made meanwhile lacks it, so it is announced again."""
+        with self._ordering:
+            try:
+                self._on_stored([header])
+            finally:
+                with self._table_lock:
+                    self._table.restore(header.slot)
 
     def _degrade(self, reason: str) -> None:
         with self._table_lock:

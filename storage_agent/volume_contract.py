@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,8 @@ class VolumeCase:
             self.descriptor(**fields),
             roots,
             self.endpoints,
-            on_stored=lambda headers: told.stored.extend(headers),
-            on_freed=lambda headers: told.freed.extend(headers),
         )
-        volume = kind.open(opening)
+        volume = kind.open(replace(opening, on_stored=told.stored.extend, on_freed=told.freed.extend))
         try:
             yield volume
         finally:

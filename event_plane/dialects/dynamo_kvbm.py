@@ -103,9 +103,7 @@ def _add(columns: Columns, created: list[bytes] | None, removed: list[bytes] | N
     if not created:
         columns.remove(hashes, place)
         return
-    low, high = halves(hashes)
-    positions, parents = lineage(low, high)
-    columns.store_tree(hashes, place, parents, positions)
+    columns.store_tree(hashes, place, lineage)
 
 
 def _add_checked(columns: Columns, change: Any) -> None:
@@ -113,7 +111,9 @@ def _add_checked(columns: Columns, change: Any) -> None:
         case "Shutdown":
             columns.clear()
         case {"Create": created} if len(change) == 1:
-            _add(columns, _checked_bytes(created), None)
+            hashes = _checked_bytes(created)
+            lineage(*halves(hashes))
+            _add(columns, hashes, None)
         case {"Remove": removed} if len(change) == 1:
             _add(columns, None, _checked_bytes(removed))
         case _:
@@ -145,7 +145,7 @@ def lineage(low: Halves, high: Halves) -> tuple[Places, Places]:
 def _parents(positions: Halves, own: Halves, parent_bits: Halves, parent_low: Halves) -> Places:
     """A parent stands one position before and ends in the bits that its child tells of it."""
     parents = np.full(len(positions), -1, np.int64)
-    for bits in np.unique(parent_bits).tolist():
+    for bits in PARENT_BITS if parent_bits.min() < parent_bits.max() else (int(parent_bits[0]),):
         mask = np.uint64((1 << bits) - 1)
         shift = np.uint64(bits)
         keys = (positions + np.uint64(1)) << shift | own & mask

@@ -41,7 +41,10 @@ def open_dialect(name: str, *, namespace: Namespace, hash_root_shared: bool = Fa
 
 
 class Detector:
-    """Tells each sender's dialect. A sender is a source and a topic; what it showed is kept until it can be told."""
+    """Tells each sender's dialect. A sender is a source and a topic; what it showed is kept until it can be told.
+
+    Whoever asks keeps what was told: a sender that was is begun anew.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, bytes], tuple[set[str], int]] = {}

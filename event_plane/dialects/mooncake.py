@@ -8,7 +8,8 @@ lack.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ from event_plane.dialects.columns import (
     BadEventError,
     Columns,
     Hash,
+    anything_said,
     checked_hash,
     checked_hashes,
     checked_unsigned,
@@ -45,7 +47,7 @@ TIERS: Final[dict[str, Tier]] = {
     "REMOTE": Tier.G4,
     DEFAULT_MEDIUM: Tier.G4,
 }
-EXTRA: Final = ("tenant_id", "model_name", "lora_name", "dp_rank", "object_key")
+EXTRA: Final = ("tenant_id", "lora_name", "object_key")
 _FIRST_SEQUENCE: Final = 1
 _GROUP_MAX: Final = 0xFF
 _TOKENS_MAX: Final = 0xFFFF
@@ -65,9 +67,7 @@ class _Event(msgspec.Struct, gc=False):
     group_id: _Name = None
     backend_id: _Name = None
     tenant_id: Any = None
-    model_name: Any = None
     lora_name: Any = None
-    dp_rank: Any = None
     object_key: Any = None
 
 
@@ -81,6 +81,7 @@ class _Envelope(msgspec.Struct, array_like=True):
     events: list[Any]
 
 
+_SAID: Final = attrgetter(*EXTRA)
 _PAYLOADS: Final = msgspec.msgpack.Decoder(_Payload)
 _ENVELOPES: Final = msgspec.msgpack.Decoder(_Envelope)
 
@@ -144,14 +145,15 @@ class _Places(dict[tuple[str | None, _Name, _Name], int]):
         return place
 
 
-def _add_typed(columns: Columns, places: _Places, events: Iterable[_Event]) -> None:
+def _add_typed(columns: Columns, places: _Places, events: list[_Event]) -> None:
+    said = anything_said(events, EXTRA)
     for event in events:
         hashes = event.seq_hashes or event.block_hashes
         if not hashes:
             raise BadEventError
         place = places[event.medium, event.group_id, event.backend_id]
         if event.event_type == "stored":
-            extra = columns.extra({name: getattr(event, name) for name in EXTRA})
+            extra = columns.extra(dict(zip(EXTRA, _SAID(event), strict=True))) if said else 0
             depth = _depth(event.base_block_idx, event.parent_hash)
             columns.store(hashes, place, event.parent_hash, depth, event.block_size or 0, extra)
         elif event.event_type == "removed":

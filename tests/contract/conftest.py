@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -11,19 +12,31 @@ import pytest
 
 from event_plane.connect import open_publisher, open_subscriber
 from event_plane.publishing import BatchPublisher
-from tests.contract.transports import PRODUCER, Place, PublishAt, Subscribe
+from event_plane.transport import Subscriber
+from tests.contract.transports import PRODUCER, WITH_A_SERVER, WITHOUT_A_SERVER, Place, PublishAt, Subscribe
+from tests.nats_server import NatsServer, nats_server
 from tests.ports import free_ports
 
 pytest.register_assert_rewrite("storage_agent.volume_contract")  # as `pytest_plugins` does
 
 
-@pytest.fixture(params=["zmq+tcp", "zmq+ipc", "memory"])
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One for all tests, each of which has a subject or stream of its own."""
+    with nats_server(tmp_path_factory.mktemp("nats"), jetstream=True) as running:
+        yield running
+
+
+@pytest.fixture(params=[*WITHOUT_A_SERVER, *WITH_A_SERVER])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    name = f"contract-{secrets.token_hex(6)}"
+    if request.param in WITH_A_SERVER:
+        return request.getfixturevalue("server").url(name, request.param), None
     events, resends = free_ports(2)
     places: dict[str, Place] = {
         "zmq+tcp": (f"zmq+tcp://127.0.0.1:{events}", f"zmq+tcp://127.0.0.1:{resends}"),
         "zmq+ipc": (f"zmq+ipc://{tmp_path}/events", None),
-        "memory": (f"memory://contract-{events}", None),
+        "memory": (f"memory://{name}", None),
     }
     return places[str(request.param)]
 
@@ -35,13 +48,28 @@ def opened() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def publish_at(opened: ExitStack, place: Place) -> PublishAt:
+def publishers() -> list[BatchPublisher]:
+    """Those that `publish_at` opened."""
+    return []
+
+
+@pytest.fixture
+def publish_at(opened: ExitStack, place: Place, publishers: list[BatchPublisher]) -> PublishAt:
     def publish_at(**options: Any) -> BatchPublisher:
-        return opened.enter_context(closing(open_publisher(*place, producer=PRODUCER, epoch=3, **options)))
+        publishers.append(
+            opened.enter_context(closing(open_publisher(*place, producer=PRODUCER, epoch=3, **options)))
+        )
+        return publishers[-1]
 
     return publish_at
 
 
 @pytest.fixture
-def subscribe(opened: ExitStack, place: Place) -> Subscribe:
-    return lambda: opened.enter_context(closing(open_subscriber("engine", *place)))
+def subscribe(opened: ExitStack, place: Place, publishers: list[BatchPublisher]) -> Subscribe:
+    """A subscriber whose log holds all that was published before: what a server kept does not come live."""
+
+    def subscribe() -> Subscriber:
+        logged = {PRODUCER: (3, publishers[-1].last_sequence)} if publishers else {}
+        return opened.enter_context(closing(open_subscriber("engine", *place, resume=logged)))
+
+    return subscribe

@@ -74,6 +74,18 @@ def test_bytes_capture_ends_with_the_blocks_of_the_engines_own_cache(shared_data
     assert live_blocks(replayed.fold) == sorted(int(h[-16:], 16) for h in oracle)
 
 
+def test_capture_of_dynamos_relay_ends_with_the_blocks_of_the_engine_behind_it(shared_data: Path) -> None:
+    oracle = json.loads((shared_data / "captures/vllm033_int.cap.oracle.json").read_text())
+    replayed = replay_recording(shared_data / "captures/dynamo161_nats.cap")
+    assert live_blocks(replayed.fold) == sorted(oracle)
+    assert replayed.messages == 797
+
+
+def test_capture_of_sglang_is_replayed_whole(shared_data: Path) -> None:
+    replayed = replay_recording(shared_data / "captures/sglang0523.cap")
+    assert (replayed.messages, replayed.fold.events_total, replayed.refused) == (400, 25_359, {})
+
+
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_events_of_a_replay_fold_to_the_same_state_one_batch_at_a_time(conversation: Trace, policy: str) -> None:
     replay, fold = TraceReplay(policy, 500), TraceReplay(policy, 500).fold

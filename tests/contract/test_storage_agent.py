@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ import pytest
 from event_plane import wire
 from event_plane.connect import open_publisher, open_subscriber
 from event_plane.errors import TransportError
-from event_plane.schema import Batch, EventRecord, EventType, Namespace, RecordFlag, Tier, producer_id
+from event_plane.schema import Batch, BatchKind, EventRecord, EventType, Namespace, RecordFlag, Tier, producer_id
 from event_plane.transport import Message
 from storage_agent.agent import StorageAgent
 from storage_agent.block_header import PAGE_BYTES
@@ -74,8 +75,12 @@ class Life:
         self.publisher = open_publisher(plane, producer=producer_id("agent-1"), epoch=epoch, flush_interval_s=60.0)
         self.agent = StorageAgent("agent-1", publisher=self.publisher, allowed_roots=[folder])
         self.batches: list[Batch] = []
-        for name, rank, tier in (("fast", 0, Tier.G3), ("slow", 1, Tier.G4)):
-            self.agent.register_volume(self.descriptor(name, speed_rank=rank, tier=int(tier)))
+        self.agent.register_volumes(
+            [
+                self.descriptor(name, speed_rank=rank, tier=int(tier))
+                for name, rank, tier in (("fast", 0, Tier.G3), ("slow", 1, Tier.G4))
+            ]
+        )
 
     def descriptor(self, name: str, **fields: Any) -> VolumeDescriptor:
         return VolumeDescriptor(
@@ -356,12 +361,13 @@ def test_a_put_is_announced_as_a_copy_with_all_its_facts(agent: StorageAgent, li
     parent = key(6).sequence_hash
     agent.put("slow", [PutBlock(key(7), NAMESPACE, memoryview(payload(7)), parent, depth=7, block_tokens=16)])
     assert life.events() == [(EventType.STORE, "slow", 7, 0)]
-    (row,) = life.batches[0].records
+    batch = life.batches[-1]
+    (row,) = batch.records
     assert int(row["sequence_hash_hi"]) << 64 | int(row["sequence_hash_lo"]) == key(7).sequence_hash
     assert int(row["parent_hash_hi"]) << 64 | int(row["parent_hash_lo"]) == parent
     assert (int(row["flags"]), int(row["tier"]), int(row["group"])) == (RecordFlag.COPY, Tier.G4, 0)
     assert (int(row["block_size"]), int(row["block_tokens"])) == (BLOCK_BYTES, 16)
-    assert life.batches[0].namespaces[int(row["namespace"])] == NAMESPACE
+    assert batch.namespaces[int(row["namespace"])] == NAMESPACE
 
 
 def test_stores_go_up_and_removes_go_down(agent: StorageAgent, life: Life) -> None:
@@ -419,6 +425,126 @@ def test_a_restart_announces_what_it_found_parents_first(start: Callable[[], Lif
     assert get(second.agent, 2, 5, 4)[1] == [payload(2), payload(5), payload(4)]
 
 
+def test_the_first_message_of_a_life_is_a_snapshot_of_every_volume(start: Callable[[], Life]) -> None:
+    first = start()
+    first.agent.put("fast", [block(1)])
+    first.agent.put("slow", [block(2)])
+    second = start()
+    second.agent.put("fast", [block(3)])
+    second.events()
+    events, begin, chunk, end = (
+        BatchKind.EVENTS, BatchKind.SNAPSHOT_BEGIN, BatchKind.SNAPSHOT_CHUNK, BatchKind.SNAPSHOT_END,
+    )  # fmt: skip
+    assert [(batch.sequence, batch.kind) for batch in second.batches] == [(0, begin), (1, chunk), (2, end), (3, events)]
+    assert sorted(second.batches[1].locations) == ["fast", "slow"]
+
+
+def test_a_volume_registered_later_is_told_of_without_a_snapshot(start: Callable[[], Life], tmp_path: Path) -> None:
+    life = start()
+    life.agent.put("slow", [block(1)])
+    life.agent.unregister_volume("slow")
+    life.agent.register_volume(life.descriptor("slow", speed_rank=1, tier=4))
+    assert [kind for kind, *_ in life.events()] == [EventType.STORE, EventType.CLEAR, EventType.STORE]
+    assert [batch.kind for batch in life.batches].count(BatchKind.SNAPSHOT_BEGIN) == 1
+
+
+def test_volumes_are_registered_all_or_none(agent: StorageAgent, life: Life) -> None:
+    good, twice = life.descriptor("third"), life.descriptor("fast")
+    with pytest.raises(VolumeError, match="'fast' is registered already"):
+        agent.register_volumes([good, twice])
+    assert [volume.descriptor.id for volume in agent.stat().volumes] == ["fast", "slow"]
+    agent.register_volumes([good])
+
+
+def placed(batches: Sequence[Batch]) -> set[tuple[str, int]]:
+    """(volume, hash) of what a reader of the stream believes, snapshots taking the place of what was before."""
+    there: set[tuple[str, int]] = set()
+    listed: set[tuple[str, int]] = set()
+    for batch in batches:
+        rows = {
+            (batch.locations[int(row["storage_location"])], int(row["sequence_hash_lo"])): EventType(row["event_type"])
+            for row in batch.records
+        }
+        match batch.kind:
+            case BatchKind.SNAPSHOT_BEGIN:
+                listed = set()
+            case BatchKind.SNAPSHOT_CHUNK:
+                listed |= set(rows)
+            case BatchKind.SNAPSHOT_END:
+                there = listed
+            case BatchKind.EVENTS:
+                for place, kind in rows.items():
+                    if kind is EventType.STORE:
+                        there.add(place)
+                    elif kind is EventType.REMOVE:
+                        there.discard(place)
+    return there
+
+
+def test_snapshots_asked_for_while_blocks_come_and_go_never_contradict_the_volumes(start: Callable[[], Life]) -> None:
+    life = start()
+    stop = threading.Event()
+
+    def come_and_go(volume: str, first: int) -> None:
+        for turn in itertools.count():
+            if stop.is_set():
+                return
+            numbers = range(first + turn % 3, first + 9)
+            life.agent.put(volume, [block(number) for number in numbers])
+            life.agent.delete(f"{volume}-{first}-{turn}", volume, keys(*numbers[: 1 + turn % 5]))
+
+    threads = [
+        threading.Thread(target=come_and_go, args=place)
+        for place in (("fast", 0), ("fast", 20), ("slow", 0), ("slow", 20))
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in range(30):
+        life.agent.announce_snapshot()
+        life.events()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    life.events()
+    there = {
+        (volume.descriptor.id, header.key.sequence_hash & (2**64 - 1))
+        for volume in life.agent._volumes.values()
+        for header in volume.live_headers()
+    }
+    assert placed(life.batches) == there
+    assert [batch.sequence for batch in life.batches] == list(range(len(life.batches)))
+
+
+def test_a_snapshot_between_a_store_and_its_block_going_live_waits_for_the_block(
+    agent: StorageAgent, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = life.publisher.publish
+    snapshots: list[threading.Thread] = []
+
+    def publish_and_ask(events: Sequence[EventRecord], flush: bool = False) -> None:
+        publish(events, flush)
+        snapshots.append(threading.Thread(target=agent.announce_snapshot))
+        snapshots[-1].start()
+        snapshots[-1].join(0.2)  # time enough to do it wrong
+
+    monkeypatch.setattr(life.publisher, "publish", publish_and_ask)
+    agent.put("fast", [block(1)])
+    snapshots[0].join()
+    life.events()
+    assert [batch.kind for batch in life.batches].count(BatchKind.SNAPSHOT_BEGIN) == 2
+    assert placed(life.batches) == {("fast", key(1).sequence_hash & (2**64 - 1))}
+
+
+def test_a_closed_agent_publishes_no_snapshot(agent: StorageAgent, life: Life) -> None:
+    agent.put("fast", [block(1)])
+    agent.close()
+    life.events()
+    before = len(life.batches)
+    agent.announce_snapshot()
+    life.events()
+    assert len(life.batches) == before
+
+
 def test_a_closed_publisher_is_said_and_the_block_is_there(agent: StorageAgent, life: Life) -> None:
     life.publisher.close()
     with pytest.raises(TransportError):
@@ -460,6 +586,12 @@ class HeldPublisher:
     def publish(self, events: Sequence[EventRecord], flush: bool = False) -> None:
         self.asked.set()
         self.caught_up.wait()
+
+    def publish_snapshot(self, events: Sequence[EventRecord]) -> None:
+        pass
+
+    def serve_snapshots(self, announce: Callable[[], None]) -> None:
+        pass
 
     def flush(self) -> int:
         return 0

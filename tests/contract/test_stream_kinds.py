@@ -15,6 +15,7 @@ from event_plane.transport import Message, Received, Subscriber
 from tests.contract.transports import (
     PATIENCE_S,
     PRODUCER,
+    WITHOUT_A_SERVER,
     PublishAt,
     Subscribe,
     attach_live,
@@ -77,6 +78,14 @@ def test_columns_are_the_callers_again_after_the_call(publish_at: PublishAt, sub
     publisher.flush()
     assert blocks_of(resend(subscribe(), 0)) == [1, 2]
     assert records["event_sequence"].tolist() == [0, 0]
+
+
+def test_columns_may_be_a_stride_of_a_read_only_array(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher = publish_at()
+    records = columns(1, 2, 3, 4, 5)
+    records.flags.writeable = False
+    publisher.publish_records(records[::2], *TABLES, flush=True)
+    assert blocks_of(resend(subscribe(), 0)) == [1, 3, 5]
 
 
 def test_columns_that_no_batch_can_carry_are_refused_whole(publish_at: PublishAt, subscribe: Subscribe) -> None:
@@ -201,6 +210,13 @@ def _is_closed(publisher: BatchPublisher) -> bool:
     return False
 
 
+def test_closed_publisher_serves_no_snapshots(publish_at: PublishAt) -> None:
+    publisher = publish_at()
+    publisher.close()
+    with pytest.raises(TransportError, match="was closed"):
+        publisher.serve_snapshots(lambda: None)
+
+
 # Losses
 
 
@@ -220,6 +236,7 @@ def test_loss_is_told_in_the_stream_under_a_number_of_its_own(publish_at: Publis
 # Heartbeats
 
 
+@pytest.mark.parametrize("place", [*WITHOUT_A_SERVER, "nats"], indirect=True)
 def test_silence_brings_heartbeats_that_name_the_last_sequence(publish_at: PublishAt, subscribe: Subscribe) -> None:
     publisher, subscriber = publish_at(heartbeat_s=0.02), subscribe()
     attach_live(publisher, subscriber)
@@ -234,6 +251,16 @@ def test_silence_brings_heartbeats_that_name_the_last_sequence(publish_at: Publi
     assert publisher.last_sequence == last
     assert BatchKind.HEARTBEAT not in kinds(resend(subscriber, 0))
     assert isinstance(received[0], Message)
+
+
+@pytest.mark.parametrize("place", ["jetstream"], indirect=True)
+def test_stream_that_is_kept_loses_no_tail_and_holds_no_heartbeats(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher, subscriber = publish_at(heartbeat_s=0.01), subscribe()
+    publisher.publish(stores(1), flush=True)
+    wait_for(lambda: publisher.stat().heartbeats > 3)
+    publisher.publish(stores(2), flush=True)
+    live = batches_of(receive_until(subscriber, lambda got: len(batches_of(got)) >= 2))
+    assert kinds(live) == kinds(resend(subscriber, 0)) == [BatchKind.EVENTS, BatchKind.EVENTS]
 
 
 def test_no_heartbeat_before_the_first_batch(publish_at: PublishAt, subscribe: Subscribe) -> None:

@@ -16,8 +16,15 @@ PRODUCER = 7
 PATIENCE_S = 30.0
 Place = tuple[str, str | None]
 """URL and resend URL."""
+WITH_A_SERVER = ["nats", "jetstream"]
+WITHOUT_A_SERVER = ["zmq+tcp", "zmq+ipc", "memory"]
 PublishAt = Callable[..., BatchPublisher]
 Subscribe = Callable[[], Subscriber]
+
+
+def server_keeps(place: Place) -> bool:
+    """Whether a server keeps every batch: it acknowledges them to the publisher, and serves the resends."""
+    return place[0].startswith("jetstream")
 
 
 def stores(*blocks: int) -> list[EventRecord]:

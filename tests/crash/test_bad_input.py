@@ -61,10 +61,10 @@ def test_replay_of_what_cannot_be_read(tmp_path: Path, ends: Ends) -> None:
     absent, empty = tmp_path / "absent.cap", write(tmp_path / "empty.cap", b"")
     assert ends("replay", tmp_path) == f"{tmp_path} cannot be read (Is a directory): check the path"
     assert ends("replay", absent) == f"{absent} cannot be read (No such file or directory): check the path"
-    accepted = "give a capture (.cap) or a Mooncake trace (.jsonl, .jsonl.gz)"
+    accepted = "give a capture (.cap), a recording (.parquet) or a trace of requests (.jsonl, .jsonl.gz)"
     assert ends("replay", empty) == f"{empty} is empty: {accepted}"
     zeros = write(tmp_path / "zeros.cap", bytes(100))
-    assert ends("replay", zeros).endswith(f"like neither a capture nor a trace: {accepted}")
+    assert ends("replay", zeros).endswith(f"like no capture, recording or trace: {accepted}")
 
 
 def test_replay_of_a_damaged_capture_names_the_place(shared_data: Path, tmp_path: Path, ends: Ends) -> None:
@@ -78,18 +78,12 @@ def test_replay_of_a_damaged_capture_names_the_place(shared_data: Path, tmp_path
     assert ended.value.code == 0
     flipped = bytearray(whole)
     flipped[7] = 0x7F  # the first frame's length
-    assert "like neither a capture nor a trace" in ends("replay", write(tmp_path / "flipped.cap", bytes(flipped)))
+    assert "like no capture, recording or trace" in ends("replay", write(tmp_path / "flipped.cap", bytes(flipped)))
     zeroed = bytearray(whole)
     zeroed[len(whole) // 2 : len(whole) // 2 + 300] = bytes(300)
     sentence = ends("replay", write(tmp_path / "zeroed.cap", bytes(zeroed)))
     assert sentence.startswith(f"{tmp_path / 'zeroed.cap'}: message ")
     assert sentence.endswith("record it again")
-
-
-def test_replay_of_an_engine_that_is_not_read_yet_is_no_guess(shared_data: Path, ends: Ends) -> None:
-    for name, engine in (("sglang0523", "SGLang"), ("dynamo161_nats", "NVIDIA Dynamo")):
-        capture = shared_data / "captures" / f"{name}.cap"
-        assert ends("replay", capture) == f"{capture} was made by {engine}: reading its events comes with issue 3"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +191,7 @@ def test_demo_with_arguments_that_cannot_be(tmp_path: Path, ends: Ends, taken_po
     assert ends("demo", "--trace", broken).startswith(f"{broken}, line 501 is no request (")
     cut = write(tmp_path / "cut.jsonl.gz", gzip.compress(LINE.encode() * 500)[:-20])
     assert ends("demo", "--trace", cut).endswith(": fetch or record it again")
-    other = shared_data / "traces" / "ragpulse_0_trace.jsonl.gz"
+    other = write(tmp_path / "other.jsonl", '{"prompt": "hello"}\n')
     assert ends("demo", "--trace", other).startswith(f"{other} holds JSON of another format than Mooncake's (")
     assert ends("demo", "--port", taken_port) == (
         f"port {taken_port} of 127.0.0.1 is in use: stop what listens there, or leave --port out for any"

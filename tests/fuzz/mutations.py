@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
+from advisor import segment_format
 from event_plane.wire import CRC_OFFSET, HEADER
 
 Mutate = Callable[[bytes, random.Random], bytes]
@@ -108,6 +109,44 @@ def mutate_frames(raw: bytes, random: random.Random) -> bytes:
     which = random.randrange(len(frames))
     frames[which] = mutate_messagepack(frames[which], random)
     return raw + struct.pack("<I", len(frames)) + b"".join(struct.pack("<I", len(f)) + f for f in frames)
+
+
+def mutate_segment(raw: bytes, random: random.Random) -> bytes:
+    """Edits one frame of a log's segment, its length and checksums made right again; bytes now and then."""
+    frames = segment_frames(raw)
+    if not frames or random.random() < 0.2:
+        return mutate_bytes(raw, random)
+    which = random.randrange(len(frames))
+    (body_bytes, position, first), body = frames[which]
+    body = mutate_bytes(body, random)
+    match random.randrange(6):
+        case 0:
+            position = random.choice((*_EDGES, position + 1)) % (1 << 64)
+        case 1:
+            first = random.choice((*_EDGES, first + 1)) % (1 << 64)
+        case 2:
+            body_bytes = random.choice(_EDGES) % (1 << 32)
+        case _:
+            body_bytes = len(body)
+    frames[which] = (body_bytes, position, first), body
+    return b"".join(segment_head(*head, body) + body for head, body in frames)
+
+
+def segment_frames(raw: bytes) -> list[tuple[tuple[int, int, int], bytes]]:
+    """Of each frame: (bytes after the head, position, first position of the append), and those bytes."""
+    frames, at = [], 0
+    while at + segment_format.HEAD.size <= len(raw):
+        _, body_bytes, position, first, _, _ = segment_format.HEAD.unpack_from(raw, at)
+        at += segment_format.HEAD.size
+        frames.append(((body_bytes, position, first), raw[at : at + body_bytes]))
+        at += body_bytes
+    return frames
+
+
+def segment_head(body_bytes: int, position: int, first: int, body: bytes) -> bytes:
+    """A frame's head, its checksums right."""
+    head = segment_format.HEAD.pack(segment_format.MAGIC, body_bytes, position, first, crc32(body), 0)[:-4]
+    return head + crc32(head).to_bytes(4, "little")
 
 
 def _last_message(raw: bytes) -> list[bytes]:

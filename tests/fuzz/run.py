@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(".fuzz")
+INSTRUMENTED = ["event_plane", "advisor.entries", "advisor.segment_files", "advisor.segment_format"]
 RSS_MIB_MAX = 2_048
 INPUT_BYTES_MAX = 16_384
 
@@ -21,7 +22,7 @@ def fuzz(name: str, seconds: int, corpus: Path) -> None:
     """Never returns: libFuzzer ends the process."""
     import atheris
 
-    with atheris.instrument_imports(include=["event_plane", "advisor.entries"]):
+    with atheris.instrument_imports(include=INSTRUMENTED):
         from tests.fuzz.targets import TARGETS
     target = TARGETS[name]
     corpus.mkdir(parents=True, exist_ok=True)

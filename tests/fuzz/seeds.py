@@ -12,8 +12,10 @@ import numpy as np
 
 from advisor.entries import (
     Control,
+    EntryKind,
     Measurement,
     MoveStep,
+    NewEntry,
     OperatorEntry,
     OutcomeBatch,
     SettingsEntry,
@@ -21,6 +23,7 @@ from advisor.entries import (
     VolumeEntry,
     encode_control,
 )
+from advisor.segment_format import encode_group
 from event_plane import wire
 from event_plane.parquet import ParquetRecorder
 from event_plane.schema import (
@@ -163,6 +166,14 @@ def parquet() -> list[bytes]:
 def trace() -> list[bytes]:
     line = {"timestamp": 10, "input_length": 1200, "output_length": 5, "hash_ids": [1, 2, 3]}
     return [msgspec.json.encode(line) + b"\n" + msgspec.json.encode(line | {"timestamp": 20.5}) + b"\n"]
+
+
+def segments() -> list[bytes]:
+    """A log's segment of two appends."""
+    (batch, *_), entries = our_batches(), [NewEntry(EntryKind.TICK, controls()[0])]
+    entries.append(NewEntry(EntryKind.BATCH, batch, 1, 2, 3, "vllm/kv-events/dp0", 0xABCD))
+    buffers = [*encode_group(entries, 1, 1_700_000_000_000_000)[0], *encode_group(entries[:1], 3, 5)[0]]
+    return [b"".join(buffers)]
 
 
 def controls() -> list[bytes]:

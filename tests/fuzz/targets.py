@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from advisor.entries import decode_control, encode_control
+from advisor.segment_files import BlockBytes, SegmentDamaged, read_groups
 from event_plane import wire
 from event_plane.dialects.known import DIALECTS, Detector, open_dialect
 from event_plane.errors import DialectError, RecordingError, WireError
@@ -25,7 +26,15 @@ from event_plane.recording import capture_dialect, detect_format, read_capture, 
 from event_plane.schema import RECORD_COUNT_MAX, Batch
 from event_plane.transport import Message
 from tests.fuzz import seeds
-from tests.fuzz.mutations import Mutate, mutate_batch, mutate_bytes, mutate_either, mutate_frames, mutate_messagepack
+from tests.fuzz.mutations import (
+    Mutate,
+    mutate_batch,
+    mutate_bytes,
+    mutate_either,
+    mutate_frames,
+    mutate_messagepack,
+    mutate_segment,
+)
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,15 @@ def check_trace(raw: bytes) -> None:
             assert str(path) in str(error)  # noqa: PT017
 
 
+def check_segment(raw: bytes) -> None:
+    """A file of a segment log."""
+    try:
+        entries = [entry for group in read_groups(Path("fuzzed"), BlockBytes(raw), 1) for entry in group.entries]
+    except SegmentDamaged:
+        return
+    assert sum(len(entry.payload) for entry in entries) <= len(raw)
+
+
 def check_control(raw: bytes) -> None:
     """An entry of the log that is no batch."""
     try:
@@ -133,5 +151,6 @@ TARGETS: Final[dict[str, Target]] = {
     "capture": Target(check_capture, seeds.capture, mutate_frames),
     "parquet": Target(check_parquet, seeds.parquet, mutate_bytes),
     "trace": Target(check_trace, seeds.trace, mutate_bytes),
+    "segment": Target(check_segment, seeds.segments, mutate_segment),
     "control": Target(check_control, seeds.controls, mutate_messagepack),
 }

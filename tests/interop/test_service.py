@@ -12,12 +12,13 @@ import pytest
 import zmq
 
 from advisor.entries import EntryKind, OperatorEntry
+from advisor.exposition import render_metrics
 from advisor.fold import Fold
-from advisor.index import PlaceKey
 from advisor.log import SqlLog
 from advisor.reader import ServiceReader, event_view
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, PolicySettings, SourceSettings
+from advisor.views import Check
 from event_plane import wire
 from event_plane.connect import open_publisher
 from event_plane.publishing import BatchPublisher
@@ -93,13 +94,40 @@ def test_published_blocks_are_folded_shown_and_acknowledged(
     assert match == 100
 
 
-def test_source_that_was_never_heard_of_is_ready_and_says_what_to_look_at(
+def source_check(service: AdvisorService) -> Check:
+    (check,) = [check for check in ServiceReader(service).checks() if check.name == "source core"]
+    return check
+
+
+def test_source_that_stands_and_was_never_heard_of_is_ready_and_says_what_to_look_at(
+    tmp_path: Path, urls: tuple[str, str], publisher: BatchPublisher
+) -> None:
+    with AdvisorService(settings_for(tmp_path, urls)) as service:
+        eventually(lambda: source_check(service).ok, "the connection")
+        text = source_check(service).text
+    assert text == f"nothing received yet from {urls[0]}: is the engine running with KV events on?"
+    assert publisher.last_sequence == -1
+
+
+def test_source_that_is_away_is_not_ready_and_says_why_until_it_is_back(
     tmp_path: Path, urls: tuple[str, str]
 ) -> None:
     with AdvisorService(settings_for(tmp_path, urls)) as service:
-        (check,) = [check for check in ServiceReader(service).checks() if check.name == "source core"]
-    assert check.ok
-    assert check.text == f"nothing received yet from {urls[0]}: is the engine running with KV events on?"
+        reader = ServiceReader(service)
+        eventually(lambda: not source_check(service).ok, "nobody answers")
+        assert source_check(service).text.startswith(f"{urls[0]} does not answer")
+        assert not reader.summary().ready
+        assert b'kvadvisor_source_connected{source="core"} 0.0' in render_metrics(service, reader)
+        publisher = open_publisher(*urls, producer=PRODUCER, epoch=5)
+        try:
+            eventually(lambda: source_check(service).ok, "the publisher")
+            shown = render_metrics(service, reader)
+        finally:
+            publisher.close()
+        for sample in (b"connected", b"gaps_open", b"snapshots_asked_total", b"heartbeats_total"):
+            assert b'kvadvisor_source_%b{source="core"}' % sample in shown
+        assert b'kvadvisor_source_connected{source="core"} 1.0' in shown
+        eventually(lambda: not source_check(service).ok, "the publisher gone")
 
 
 def test_what_was_published_before_the_service_came_is_asked_for_again(
@@ -218,26 +246,58 @@ def test_doubled_and_reordered_batches_change_nothing(tmp_path: Path, urls: tupl
     assert not batches_only.producers[PRODUCER].partial
 
 
-def test_gap_that_nobody_fills_clears_the_producer_and_marks_it_partial(
+def stored(hashes: list[int], at: float) -> bytes:
+    event = {
+        "type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None,
+        "token_ids": list(range(16 * len(hashes))), "block_size": 16, "medium": "GPU",
+    }  # fmt: skip
+    return msgspec.msgpack.encode([at, [event], 0])
+
+
+def test_foreign_gap_that_nobody_fills_clears_the_producer_and_marks_it_partial(
     tmp_path: Path, urls: tuple[str, str], raw: RawPublisher
 ) -> None:
     with AdvisorService(settings_for(tmp_path, urls)) as service:
-        send_until(raw, [(0, our_batch(0, range(1, 11)))], lambda: len(service.fold.index) == 10, "10 blocks")
-        raw.send(3, our_batch(3, range(41, 51)))
-        place = service.fold.index.place(PlaceKey(PRODUCER, 1, "gpu"))
-        eventually(
-            lambda: service.fold.producers[PRODUCER].partial and service.fold.index.place_figures(place).blocks == 10,
-            "the gap given up",
-        )
-        state = service.fold.producers[PRODUCER]
+        send_until(raw, [(0, stored([1, 2], 0.0))], lambda: len(service.fold.index) == 2, "2 blocks")
+        raw.send(3, stored([41, 42, 43], 3.0))
+        (state,) = service.fold.producers.values()
+        eventually(lambda: state.partial and len(service.fold.index) == 3, "the gap given up")
         assert state.note.startswith("batches 1–2 could not be had")
-        assert {b.key.sequence_hash for b in service.fold.index.page(limit=1_000)[0]} == set(range(41, 51))
+        assert {b.key.sequence_hash for b in service.fold.index.page(limit=1_000)[0]} == {41, 42, 43}
     log = SqlLog(tmp_path / "log.db", read_only=True)
     batches = [entry for entry in log.read() if entry.kind is EntryKind.BATCH]
     log.close()
-    assert [event_view(entry).text for entry in batches] == ["10 store", "lost: batches 1–2", "10 store"]
+    assert [event_view(entry).text for entry in batches] == ["2 store", "lost: batches 1–2", "3 store"]
     lost = [wire.decode(entry.payload) for entry in batches if entry.sequence == 1]
     assert [(b.kind, b.snapshot.through if b.snapshot else None) for b in lost] == [(BatchKind.LOST, 2)]
+
+
+def test_gap_older_than_the_buffer_is_healed_by_the_producers_snapshot(
+    tmp_path: Path, urls: tuple[str, str]
+) -> None:
+    held = stores(range(1, 61))
+    core = open_publisher(
+        *urls, producer=PRODUCER, epoch=5, flush_events=10, buffer_batches=2, heartbeat_s=0.2,
+        on_snapshot=lambda: core.publish_snapshot(held),
+    )  # fmt: skip
+    try:
+        for first in range(1, 61, 10):
+            core.publish(stores(range(first, first + 10)), flush=True)
+        with AdvisorService(settings_for(tmp_path, urls)) as service:
+            eventually(lambda: len(service.fold.index) == 60, "the snapshot")
+            state = service.fold.producers[PRODUCER]
+            assert (state.snapshots, state.partial, state.gaps) == (1, False, 0)
+            thread = service.log_thread
+            assert thread is not None
+            assert thread.intake.snapshots[PRODUCER] >= 1
+            assert service.fold.recomputed == 0
+            core.publish(stores(range(61, 71)), flush=True)
+            eventually(lambda: len(service.fold.index) == 70, "what follows the snapshot")
+            eventually(lambda: core.stat().acknowledged_sequence == core.last_sequence, "acknowledgement")
+            eventually(lambda: thread.intake.heartbeats["core"] > 0, "a heartbeat")
+    finally:
+        core.close()
+    assert fold_log(tmp_path).digest() == service.fold.digest()
 
 
 def test_garbage_is_counted_and_the_stream_goes_on(tmp_path: Path, urls: tuple[str, str], raw: RawPublisher) -> None:
@@ -254,13 +314,6 @@ def test_garbage_is_counted_and_the_stream_goes_on(tmp_path: Path, urls: tuple[s
 def test_foreign_engine_that_restarts_silently_is_a_new_life(
     tmp_path: Path, urls: tuple[str, str], raw: RawPublisher
 ) -> None:
-    def stored(hashes: list[int], at: float) -> bytes:
-        event = {
-            "type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None,
-            "token_ids": list(range(16 * len(hashes))), "block_size": 16, "medium": "GPU",
-        }  # fmt: skip
-        return msgspec.msgpack.encode([at, [event], 0])
-
     first, second = [(0, stored([1, 2, 3], 1.0))], [(0, stored([8, 9], 2.0))]
     with AdvisorService(settings_for(tmp_path, urls)) as service:
         send_until(raw, first, lambda: len(service.fold.index) == 3, "first life")

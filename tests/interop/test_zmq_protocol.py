@@ -246,6 +246,11 @@ def test_socket_file_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> N
         ZmqPublisher(f"zmq+ipc://{tmp_path}/absent/events", producer=1)
 
 
+def test_socket_file_that_cannot_be_named_is_one_clear_error_of_a_subscriber(tmp_path: Path) -> None:
+    with pytest.raises(TransportError, match=r"cannot subscribe to .*; check the URL"):
+        ZmqSubscriber("core", f"zmq+ipc://{tmp_path}/{'x' * 200}")
+
+
 def test_socket_file_of_a_dead_publisher_is_taken_over(tmp_path: Path) -> None:
     for _ in range(2):
         ZmqPublisher(f"zmq+ipc://{tmp_path}/events", producer=1).close()

@@ -12,19 +12,23 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from advisor.intake import SourceFacts
-from tests.fault_ends import Advisor, Core, described
+from tests.fault_ends import Advisor, Core, attach, described
 from tests.faults import PASSES, ByteProxy, Fault, Lane, ZmqProxy
 from tests.ports import free_ports
 
 PRODUCER: Final = 77
 EXAMPLES: Final = int(os.environ.get("KVADVISOR_FAULT_EXAMPLES", "0"))
-STALL_S: Final = 0.03
+PAUSE_S: Final = 0.03
+"""Long enough for what is under way to arrive or be lost."""
 
-Step = tuple[Literal["store", "remove"], int] | tuple[Literal["clear", "snapshot", "restart", "resume", "cut", "stall"]]
+Step = (
+    tuple[Literal["store", "remove"], int]
+    | tuple[Literal["clear", "snapshot", "restart", "resume", "cut", "stall", "pause"]]
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ FAULTS = st.sampled_from([PASSES, PASSES, PASSES, (), (), (0, 0), (1,), (3,), (0
 PATTERNS = st.lists(FAULTS, min_size=1, max_size=9).map(tuple)
 STEPS = st.one_of(
     st.tuples(st.sampled_from(["store", "store", "store", "remove"]), st.integers(1, 6)),
-    st.tuples(st.sampled_from(["clear", "snapshot", "restart", "resume", "cut", "stall"])),
+    st.tuples(st.sampled_from(["clear", "snapshot", "restart", "resume", "cut", "stall", "pause", "pause"])),
 )
 SCRIPTS = st.builds(
     Script,
@@ -64,11 +68,12 @@ def run(script: Script) -> Advisor:
             PRODUCER, f"zmq+tcp://127.0.0.1:{events}", f"zmq+tcp://127.0.0.1:{requests}", script.seed,
             {"flush_events": 3, "buffer_batches": script.buffer_batches, "heartbeat_s": 0.1, "window_wait_s": 0.1},
         )))  # fmt: skip
-        lanes = ZmqProxy((events, requests), live=script.live, requests=script.requests, replies=script.replies)
-        stack.enter_context(closing(lanes))
+        lanes = stack.enter_context(closing(ZmqProxy((events, requests))))
         wires = [stack.enter_context(closing(ByteProxy(port))) for port in (lanes.events_port, lanes.requests_port)]
         urls = [f"zmq+tcp://127.0.0.1:{wire.port}" for wire in wires]
         advisor = stack.enter_context(closing(Advisor(urls[0], urls[1], SourceFacts("core"))))
+        attach(lanes, lambda: core.store(1))
+        lanes.disturb(live=script.live, requests=script.requests, replies=script.replies)
         for step in script.steps:
             take(step, core, lanes, wires)
         lanes.calm()
@@ -102,10 +107,12 @@ def take(step: Step, core: Core, lanes: ZmqProxy, wires: list[ByteProxy]) -> Non
         case ("cut",):
             for wire in wires:
                 wire.cut()
+        case ("pause",):
+            time.sleep(PAUSE_S)
         case ("stall",):
             for wire in wires:
                 wire.stall()
-            time.sleep(STALL_S)
+            time.sleep(PAUSE_S)
             for wire in wires:
                 wire.flow()
 
@@ -114,6 +121,7 @@ def take(step: Step, core: Core, lanes: ZmqProxy, wires: list[ByteProxy]) -> Non
     max_examples=EXAMPLES or 12,
     derandomize=not EXAMPLES,
     deadline=None,
+    phases=[Phase.explicit, Phase.generate],  # what fails here fails by timing too: shrinking would take hours
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(SCRIPTS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from advisor.entries import EntryKind, LogEntry
 from advisor.fold import Fold
+from advisor.fold_state import export_state, restore_state
 from advisor.index import ArrayIndex, IndexSize, Key, PlaceKey
 from event_plane import wire
 from event_plane.schema import (
@@ -55,6 +58,8 @@ class FoldMachine(RuleBasedStateMachine):
         self.epochs = dict.fromkeys(PRODUCERS, 1)
         self.sequences = dict.fromkeys(PRODUCERS, 0)
         self.log: list[LogEntry] = []
+        self.pending = dict.fromkeys(PRODUCERS, False)
+        """Whose snapshot lacks its end."""
 
     def send(self, producer: int, events: list[EventRecord], kind: BatchKind = BatchKind.EVENTS) -> None:
         tables = BatchTables()
@@ -71,6 +76,10 @@ class FoldMachine(RuleBasedStateMachine):
         )
         self.sequences[producer] += 1
         self.position += 1
+        if kind in (BatchKind.EVENTS, BatchKind.LOST) and self.pending[producer]:
+            # Whatever comes instead of the end breaks the snapshot off: nothing is known of the producer then.
+            self.pending[producer] = False
+            self.forget(producer)
         entry = LogEntry(self.position, EntryKind.BATCH, wire.encode(batch), source="model")
         self.log.append(entry)
         self.fold.apply(entry, batch)
@@ -126,6 +135,69 @@ class FoldMachine(RuleBasedStateMachine):
         self.sequences[p] = 0
         self.send(p, [])
         self.forget(p)
+
+    @rule(
+        p=PRODUCER,
+        placed=st.lists(st.tuples(PLACE, NAMESPACE, HASHES), max_size=12, unique=True),
+        chunk_events=st.integers(1, 6),
+        ends=st.booleans(),
+        new_epoch=st.booleans(),
+        skipped=st.integers(0, 2),
+        saved_after=st.none() | st.integers(0, 3),
+    )
+    def snapshot(
+        self,
+        p: int,
+        placed: list[tuple[tuple[int, str], int, int]],
+        chunk_events: int,
+        ends: bool,
+        new_epoch: bool,
+        skipped: int,
+        saved_after: int | None,
+    ) -> None:
+        if new_epoch:
+            self.epochs[p] += 1
+            self.sequences[p] = 0
+        self.sequences[p] += skipped
+        stores = [self.event(EventType.STORE, *each) for each in placed]
+        kinds: list[tuple[BatchKind, list[EventRecord]]] = [(BatchKind.SNAPSHOT_BEGIN, [])]
+        kinds += [(BatchKind.SNAPSHOT_CHUNK, stores[i : i + chunk_events]) for i in range(0, len(stores), chunk_events)]
+        kinds += [(BatchKind.SNAPSHOT_END, [])] * ends
+        touches = self.touches()
+        for number, (kind, events) in enumerate(kinds):
+            self.send(p, events, kind)
+            if number == saved_after:
+                self.save_and_load()
+        self.pending[p] = not ends
+        if ends:
+            for place in LOCATIONS:
+                self.model.placed[p][place] = Counter(
+                    {self.key(ns, h): 1 for at, ns, h in placed if at == place}
+                    | {
+                        key: references
+                        for key, references in self.model.placed[p][place].items()
+                        if references and (place, key) in {(at, self.key(ns, h)) for at, ns, h in placed}
+                    }
+                )
+            assert not self.fold.producers[p].partial
+        elif skipped and not new_epoch:
+            assert self.fold.producers[p].partial
+        now = self.touches()
+        assert {key: count for key, count in touches.items() if key in now} == {
+            key: count for key, count in now.items() if key in touches
+        }
+
+    def touches(self) -> dict[Key, int]:
+        return {block.key: block.touches for block in self.fold.index.page(limit=100)[0]}
+
+    def save_and_load(self) -> None:
+        """The fold goes on from its own checkpoint."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "index"
+            self.fold.index.save(path, export_state(self.fold))
+            index, state = ArrayIndex.load(path, IndexSize.for_blocks(256, 1024))
+        self.fold = Fold(index)
+        restore_state(self.fold, state)
 
     @rule(p=PRODUCER)
     def lose(self, p: int) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 import struct
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from advisor.entries import SettingsEntry, encode_control
+from advisor.segment_files import BlockBytes, SegmentDamaged, read_groups
 from event_plane import wire
 from event_plane.schema import RECORD_DTYPE, Batch
-from tests.fuzz.mutations import with_crc
+from tests.fuzz.mutations import segment_frames, segment_head, with_crc
+from tests.fuzz.seeds import segments
 from tests.fuzz.targets import TARGETS
 
 MUTATIONS = 400
@@ -71,3 +74,13 @@ def test_values_nested_past_the_recursion_limit_are_the_one_error(name: str) -> 
     deep = b"\x91" * 5_000 + b"\xc0"
     for raw in (deep, b"\x92" + b"\xc0" + deep, SETTINGS_ENTRY.replace(b"\xc0", deep)):
         TARGETS[name].check(raw)
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"cut"], ids=["no text", "longer than what follows"])
+def test_source_of_a_segments_frame_that_cannot_be_read_is_damage_that_is_named(name: bytes) -> None:
+    *_, ((_, position, first), body) = segment_frames(segments()[0])
+    damaged = bytearray(body[:48] + name)
+    struct.pack_into("<H", damaged, 2, 2 if name != b"cut" else 4)
+    raw = segment_head(len(damaged), position, first, bytes(damaged)) + damaged
+    with pytest.raises(SegmentDamaged, match="its source's name"):
+        list(read_groups(Path("log"), BlockBytes(raw), position))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from event_plane.credentials import NO_CREDENTIALS, Credentials
 from event_plane.schema import Namespace
 from storage_agent.agent import StorageAgent
-from storage_agent.config import AgentSettings, load_settings, scan_volumes
+from storage_agent.config import AgentSettings, _CredentialKeys, load_settings, scan_volumes
 from storage_agent.errors import ConfigError, VolumeError
 from storage_agent.port import BlockKey, PutBlock
 
@@ -50,6 +52,20 @@ def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
         str(tmp_path / "volumes" / "slow.slab"),
     ]
     assert (settings.volumes[1].tier, settings.volumes[1].high_watermark) == (4, 0.8)
+
+
+def test_credentials_are_paths_from_the_files_folder(tmp_path: Path) -> None:
+    keys = 'curve_key_file = "agent.key_secret"\ncurve_clients_folder = "/etc/kv/clients"\nuser = "kv"\n'
+    settings = load_settings(write(tmp_path, TEXT.replace("\n[[volumes]]", keys + "\n[[volumes]]", 1)))
+    assert settings.credentials == Credentials(
+        curve_key_file=tmp_path / "agent.key_secret", curve_clients_folder=Path("/etc/kv/clients"), user="kv"
+    )
+    assert load_settings(write(tmp_path, TEXT)).credentials == NO_CREDENTIALS
+
+
+def test_every_credential_of_a_publisher_can_be_set() -> None:
+    said = set(_CredentialKeys.__struct_fields__)
+    assert {field.name for field in dataclasses.fields(Credentials)} - said == {"curve_server_key_file"}
 
 
 @pytest.mark.parametrize(

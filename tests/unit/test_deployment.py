@@ -55,6 +55,22 @@ def test_nothing_is_reachable_from_outside_the_host() -> None:
     assert load_settings(ROOT / "deploy" / "advisor.toml", {}).api.host == "127.0.0.1"
 
 
+def test_spread_advisor_uses_the_servers_of_its_profile() -> None:
+    settings = load_settings(ROOT / "deploy" / "advisor-spread.toml", {})
+    services = compose()["services"]
+    spread = {name for name, service in services.items() if service.get("profiles") == ["spread"]}
+    assert spread == {"nats", "postgres"}
+    nats, postgres = (services[name]["ports"][0].split(":")[1] for name in ("nats", "postgres"))
+    assert {source.url.rsplit("/", 1)[0] for source in settings.sources} == {f"jetstream://127.0.0.1:{nats}"}
+    database = services["postgres"]["environment"]["POSTGRES_DB"]
+    assert settings.log.url.endswith(f"@127.0.0.1:{postgres}/{database}")
+
+
+def test_nats_server_acknowledges_after_its_sync() -> None:
+    lines = [line.strip() for line in (ROOT / "deploy" / "nats.conf").read_text().splitlines()]
+    assert "sync_interval: always" in lines
+
+
 def test_advisor_listens_to_the_engine_and_commands_its_agent() -> None:
     engine = load_engine_settings(ROOT / "deploy" / "engine.toml")
     agent = load_agent_settings(ROOT / "deploy" / engine.agent_file)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 import zmq
 
-from event_plane.schema import LOCATION_ALL, Batch, EventType, RecordFlag, producer_id
+from event_plane.schema import LOCATION_ALL, Batch, BatchKind, EventType, RecordFlag, producer_id
 from event_plane.transport import Message, ResendEnd
 from event_plane.wire import decode
 from event_plane.zmq_transport import ZmqPublisher, ZmqSubscriber
@@ -147,7 +149,8 @@ def room(tmp_path: Path) -> Iterator[Room]:
 def test_a_computed_block_is_announced_with_its_place_in_the_tree(room: Room) -> None:
     first, second = room.sequence(2)
     held = room.compute([first, second])
-    (batch,) = room.batches()
+    *begun, batch = room.batches()
+    assert [each.kind for each in begun] == [BatchKind.SNAPSHOT_BEGIN, BatchKind.SNAPSHOT_END]
     assert batch.producer == producer_id("core")
     assert batch.namespaces == (room.config.namespace_of("acme"),)
     assert batch.locations == ("device:0",)
@@ -158,6 +161,41 @@ def test_a_computed_block_is_announced_with_its_place_in_the_tree(room: Room) ->
     assert int(record["prefix_hash_hi"]) << 64 | int(record["prefix_hash_lo"]) == first.key.sequence_hash
     assert (record["block_size"], record["block_tokens"]) == (room.config.block_bytes, 4)
     assert len(held) == 2
+
+
+def test_a_snapshot_names_what_both_tiers_hold_as_copies_after_what_was_noted(room: Room) -> None:
+    wanted = room.sequence(2)
+    room.compute_and_release(wanted)
+    room.manager.announce_snapshot()
+    *before, begin, chunk, end = room.batches()
+    assert [each.kind for each in (begin, chunk, end)] == [
+        BatchKind.SNAPSHOT_BEGIN, BatchKind.SNAPSHOT_CHUNK, BatchKind.SNAPSHOT_END,
+    ]  # fmt: skip
+    assert sum(len(each.records) for each in before) == 4
+    placed = [
+        (chunk.locations[record["storage_location"]], int(record["sequence_hash_lo"])) for record in chunk.records
+    ]
+    assert sorted(placed) == sorted((place, low(each)) for place in ("device:0", "host") for each in wanted)
+    assert {int(record["flags"]) for record in chunk.records} == {COPY}
+
+
+def test_a_snapshot_that_a_subscriber_asks_for_is_published(room: Room) -> None:
+    room.compute(room.sequence(1))
+    subscriber = ZmqSubscriber("core", str(room.publisher.url), str(room.publisher.resend_url), foreign=False)
+    with closing(subscriber):
+        assert subscriber.ask_snapshot(producer_id("core"), room.publisher.epoch)
+        deadline_s = time.monotonic() + 30
+        while room.publisher.stat().snapshots < 2:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+    assert room.batches()[-1].kind is BatchKind.SNAPSHOT_END
+
+
+def test_a_closed_core_holds_nothing(room: Room) -> None:
+    room.compute(room.sequence(1))
+    room.manager.close()
+    room.manager.announce_snapshot()
+    assert [each.kind for each in room.batches()][-2:] == [BatchKind.SNAPSHOT_BEGIN, BatchKind.SNAPSHOT_END]
 
 
 def test_offload_copies_to_host_as_a_copy_and_puts_to_the_tenants_volume(room: Room) -> None:

@@ -86,6 +86,7 @@ def producer(gaps: int) -> ProducerView:
         gaps=gaps,
         resends=2,
         epochs_closed=0,
+        snapshots=3,
         lag_s=None,
     )
 
@@ -113,6 +114,7 @@ def test_one_moment_of_the_service_is_copied() -> None:
     assert shown["kvadvisor_refusals_total"] == 6
     assert shown["kvadvisor_producer_gaps_total{name=engine,producer=00000000000000ff}"] == 1
     assert shown["kvadvisor_producer_resends_total{name=engine,producer=00000000000000ff}"] == 2
+    assert shown["kvadvisor_producer_snapshots_total{name=engine,producer=00000000000000ff}"] == 3
     assert shown["kvadvisor_producer_blocks{name=engine,producer=00000000000000ff}"] == 4
 
 

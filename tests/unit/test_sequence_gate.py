@@ -11,6 +11,7 @@ from event_plane.sequence import (
     OWN_VERDICTS,
     REASON_CLOSED_EPOCH,
     REASON_CROWDED,
+    REASON_DISCONNECTED,
     REASON_EPOCH_ENDED,
     REASON_KIND,
     REASON_LATE,
@@ -449,11 +450,59 @@ def test_engine_that_has_sent_nothing_since_it_began_anew_is_asked_once() -> Non
     assert accepted(gate.offer(foreign(0, life=2), 0)) == [(2, 0)]
 
 
+def test_restart_far_ahead_is_read_from_its_start_though_more_came_than_may_be_held() -> None:
+    gate = away(hold_max=2)
+    actions = offer_all(gate, [foreign(n, life=2) for n in range(2, 8)])
+    assert [each for each in actions if isinstance(each, AskResend)] == [AskResend(PRODUCER, 0)]
+    assert not any(isinstance(each, Lost) for each in actions)
+    assert gate.waiting() == 2
+    rest = offer_all(gate, [foreign(n, life=2) for n in range(8)])
+    assert accepted(rest) == [(2, n) for n in range(8)]
+
+
 def test_answer_that_begins_after_the_last_known_batch_is_a_gap_like_any_other() -> None:
     gate = away(resend_attempts_max=1)
     assert offer_all(gate, [foreign(6), foreign(7)]) == []
     assert gate.resend_ended(PRODUCER, 0) == [AskResend(PRODUCER, 2)]
     assert gate.resend_ended(PRODUCER, 0)[0] == Lost(PRODUCER, 1, 3, 5)
+
+
+def test_answer_without_the_last_known_batch_but_with_what_follows_may_be_another_lifes() -> None:
+    """A buffer that has passed the one batch that could tell: what it holds is no continuation of what we know."""
+    gate = away(resend_attempts_max=2)
+    assert offer_all(gate, [foreign(3, life=2), foreign(4, life=2)]) == []
+    assert gate.resend_ended(PRODUCER, 0) == [AskResend(PRODUCER, 2)]
+    actions = gate.resend_ended(PRODUCER, 0)
+    assert accepted(actions) == []
+    assert actions[-1] == AskResend(PRODUCER, 0)
+    offer_all(gate, [foreign(3, life=2), foreign(4, life=2)])
+    gate.resend_ended(PRODUCER, 0)
+    lost, *rest = gate.resend_ended(PRODUCER, 0)
+    assert lost == Lost(PRODUCER, 2, 0, 2)
+    assert accepted(rest) == [(2, 3), (2, 4)]
+
+
+def test_answer_that_lacked_the_last_known_batch_once_is_asked_for_again() -> None:
+    gate = away()
+    assert offer_all(gate, [foreign(3), foreign(4)]) == []
+    assert gate.resend_ended(PRODUCER, 0) == [AskResend(PRODUCER, 2)]
+    assert accepted(gate.offer(foreign(2), 0)) == [(1, 3), (1, 4)]
+
+
+def test_probe_without_an_answer_is_asked_again_when_the_connection_stands_again() -> None:
+    gate = SequenceGate()
+    offer_all(gate, [foreign(0), foreign(1)])
+    assert gate.probe(PRODUCER, 0) == [AskResend(PRODUCER, 1)]
+    assert accepted(gate.offer(foreign(2, life=2), 0)) == [(1, 2)]
+    assert gate.connected(PRODUCER, 0) == [AskResend(PRODUCER, 1)]
+    assert gate.offer(foreign(1, life=2), 0) == [AskResend(PRODUCER, 0)]
+
+
+def test_what_was_held_when_the_connection_was_lost_is_not_taken_for_the_next_lifes() -> None:
+    gate = SequenceGate()
+    offer_all(gate, [foreign(0), foreign(4)])
+    assert gate.connected(PRODUCER, 0) == [Refused(foreign(4), REASON_DISCONNECTED), AskResend(PRODUCER, 0)]
+    assert gate.waiting() == 0
 
 
 def test_own_producer_is_asked_from_its_last_batch_when_it_can_be_heard_again() -> None:

@@ -378,6 +378,7 @@ def test_a_delete_that_fails_leaves_the_block_in_service(path: Path) -> None:
         with file_size_limit(SLABS.slot_offset(2)):
             assert results(volume.delete([key(0), key(3)])) == [Result.DELETED, Result.FAILED]
         assert announced.freed == [0]
+        assert announced.stored == [0, 1, 2, 3, 3], "a snapshot made meanwhile lacks it"
         assert read(volume, [0, 3])[1] == {3: payload(3)}
         assert results(volume.delete([key(3)])) == [Result.DELETED]
 

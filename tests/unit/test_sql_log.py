@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event
 from advisor.entries import EntryKind, NewEntry, Tick, control_entry
 from advisor.errors import LogError
 from advisor.log import PAGE_BYTES_MAX, PAGE_ENTRIES_MAX, SqlLog
-from advisor.log_queries import LogQueries, Term
+from advisor.log_queries import SqlQueries, Term
 
 
 def batch(sequence: int, payload: bytes = b"batch") -> NewEntry:
@@ -268,7 +268,7 @@ def test_queries_page_forward_backward_and_by_kind(tmp_path: Path) -> None:
     log.next_term(77, "host", 42, "0.1.0")
 
     async def ask() -> None:
-        queries = LogQueries(tmp_path / "log.db")
+        queries = SqlQueries(tmp_path / "log.db")
         assert [e.position for e in await queries.page()] == [1, 2, 3, 4, 5]
         assert [e.position for e in await queries.page(limit=2)] == [4, 5]
         assert [e.position for e in await queries.page(2, limit=2)] == [2, 3]
@@ -294,4 +294,56 @@ def test_queries_page_forward_backward_and_by_kind(tmp_path: Path) -> None:
 
 def test_queries_need_a_log(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="there is no log at"):
-        LogQueries(tmp_path / "log.db")
+        SqlQueries(tmp_path / "log.db")
+
+
+SCHEMA_0001 = """
+CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY);
+INSERT INTO alembic_version VALUES ('0001');
+CREATE TABLE entries (
+    position INTEGER NOT NULL PRIMARY KEY, kind VARCHAR NOT NULL, source VARCHAR NOT NULL, producer BIGINT,
+    epoch BIGINT, sequence BIGINT, foreign_crc BIGINT, recorded_us BIGINT NOT NULL, payload BLOB NOT NULL,
+    CONSTRAINT entries_batch UNIQUE (producer, epoch, sequence)
+);
+CREATE INDEX entries_kind ON entries (kind, position);
+CREATE TABLE terms (
+    term INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, started_us BIGINT NOT NULL, host VARCHAR NOT NULL,
+    pid BIGINT NOT NULL, version VARCHAR NOT NULL
+);
+INSERT INTO entries VALUES (1, 'batch', 'core', -1, 2, 3, NULL, 5, x'626174636831');
+INSERT INTO entries VALUES (2, 'tick', '', NULL, NULL, NULL, NULL, 6, x'627463');
+INSERT INTO terms VALUES (7, 5, 'host', 42, '0.1.0');
+"""
+"""What version 0.1.0 left."""
+
+
+def test_log_of_an_older_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    connection = sqlite3.connect(path)
+    connection.executescript(SCHEMA_0001)
+    connection.close()
+    with pytest.raises(LogError, match=r"has schema 0001, older than this version's 0002: start `kvadvisor"):
+        SqlLog(path, read_only=True)
+    log = SqlLog(path)
+    first, second = log.read()
+    assert (first.payload, first.producer, first.epoch, first.sequence) == (b"batch1", 2**64 - 1, 2, 3)
+    assert (second.kind, second.payload, second.recorded_us) == (EntryKind.TICK, b"btc", 6)
+    assert log.append([batch(1)], 1) == 3
+    assert log.next_term(1, "host", 1, "0.2.0") == 8
+    log.close()
+    reader = SqlLog(path, read_only=True)
+    assert reader.last_position() == 3
+    reader.close()
+
+
+def test_pruned_room_is_used_again_and_the_file_does_not_grow(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    log = SqlLog(path)
+    sizes = []
+    for sequence in range(0, 1_500, 50):
+        log.append([batch(sequence + i, os.urandom(20_000)) for i in range(50)], 1)
+        log.prune(log.last_position() - 200)
+        sizes.append(path.stat().st_size)
+        assert log.stat().stored_bytes < 7_000_000
+    assert max(sizes[15:]) == max(sizes[10:15]) < 10_000_000
+    log.close()

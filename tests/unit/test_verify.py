@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from advisor.checkpoint import Taken
 from advisor.cli import main
 from advisor.entries import Control, EntryKind, LogEntry, MoveStep, NewEntry, Tick, VolumeEntry, control_entry
 from advisor.fold import Fold
+from advisor.intake import Cursors
 from advisor.log import SqlLog
 from advisor.log_lock import WriterLock
 from advisor.moves import MoveKind, Trigger
@@ -109,6 +111,9 @@ class Life:
             self.log(MoveStep(trigger, [move.move_id]))
         return move.key.sequence_hash
 
+    def cut(self) -> None:
+        self._log.prune(self._log.last_position() - 1)
+
     def end(self) -> None:
         self.agent.close()
         self._publisher.close()
@@ -170,6 +175,24 @@ def test_log_and_volumes_that_agree_are_clean(folder: Path, capsys: pytest.Captu
     assert (done.status, done.err) == (0, "")
     assert (done.row("live"), done.row("free"), done.row("in the log")) == ([4, 2], [0, 4], [4, 2])
     assert "nothing lost, nothing doubled, nothing leaked" in done.out
+
+
+def test_cut_log_is_verified_from_its_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    life = make(folder)
+    moved = life.demote_one(Trigger.BEGIN, Trigger.VERIFY, Trigger.SWITCH)
+    Taken(life.fold, Cursors()).write(folder / "checkpoints")
+    life.delete("fast", moved)
+    life.cut()
+    life.end()
+    seen = Verified(folder, capsys)
+    assert (seen.status, seen.err) == (0, ""), seen.out
+    assert seen.row("gone as a logged move said") == [1, 0]
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
+    seen = Verified(folder, capsys)
+    assert seen.status == 2
+    assert "was cut and begins at position" in seen.err
+    assert checkpoint.exists(), "it changes nothing"
 
 
 def test_slot_that_vanished_is_lost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from event_plane.dialects.protocol import Origin
 from event_plane.dialects.vllm import VllmDialect
 from event_plane.errors import DialectError
 from event_plane.schema import (
@@ -21,6 +22,7 @@ from event_plane.schema import (
     RecordFlag,
     Tier,
 )
+from event_plane.transport import Message
 from event_plane.wire import decode, encode
 
 CONFIGURED = Namespace(tenant="blue", model="llama", revision="main", adapter="ignored", block_tokens=99)
@@ -128,6 +130,24 @@ def test_rank_may_be_missing(rank: tuple[Any, ...]) -> None:
 def test_rank_of_what_is_no_payload_is_an_error(payload: bytes) -> None:
     with pytest.raises(DialectError, match=r"vLLM payload"):
         VllmDialect(namespace=CONFIGURED).rank(payload)
+
+
+def test_two_ranks_on_one_port_are_two_producers_each_with_the_transports_number() -> None:
+    dialect = VllmDialect(namespace=CONFIGURED)
+    messages = [Message("vllm-0", b"kv", 9, msgspec.msgpack.encode([1.0, [], rank])) for rank in (0, 1)]
+    assert [dialect.origin(message) for message in messages] == [Origin("dp0", 9), Origin("dp1", 9)]
+
+
+def test_group_and_medium_are_part_of_the_key() -> None:
+    places = [{"medium": medium, "group_idx": group} for medium in ("GPU", "CPU") for group in (0, 1)]
+    batch, _ = read(*(stored([11], **place) for place in places), removed([11], medium="GPU", group_idx=1))
+    assert batch.records["tier"].tolist() == [1, 1, 2, 2, 1]
+    assert batch.records["group"].tolist() == [0, 1, 0, 1, 1]
+
+
+def test_arrays_and_maps_in_one_payload_are_read() -> None:
+    batch, skipped = read(stored([11]), ["BlockRemoved", [12]], stored([13]))
+    assert (lows(batch, "sequence_hash"), skipped) == ([11, 12, 13], {})
 
 
 def test_byte_hashes_keep_their_last_16_bytes_and_agree_with_integers_in_the_low_half() -> None:

@@ -22,7 +22,6 @@ def upgrade() -> None:
         sa.Column("stored_bytes", sa.BigInteger(), nullable=False),
         sa.Column("first_recorded_us", sa.BigInteger(), nullable=False),
         sa.Column("last_recorded_us", sa.BigInteger(), nullable=False),
-        sa.Column("sealed", sa.Boolean(), nullable=False),
     )
 
 
