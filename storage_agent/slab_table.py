@@ -9,13 +9,10 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import msgspec
-import numpy as np
 import xxhash
 
-from event_plane.schema import Namespace
+from storage_agent.errors import BlockFormatError
 from storage_agent.files import replace_file
-from storage_agent.shards import BlockLayout
 from storage_agent.slot_rows import ROW, SlotRows
 
 _MAGIC = b"KVATABL\0"
@@ -25,16 +22,10 @@ _HEAD = struct.Struct("<8sIIQQQ")
 _CHECKSUM = struct.Struct("<Q")
 
 
-class _Names(msgspec.Struct, frozen=True, array_like=True):
-    namespaces: list[Namespace]
-    layouts: list[BlockLayout]
-
-
 def save_table(path: Path, rows: SlotRows, *, slab_mark: int, table_mark: int) -> None:
     """Durable when it returns, and whole at any moment. Raises `OSError`."""
-    names = msgspec.msgpack.encode(_Names(rows.namespaces, rows.layouts))
+    body, names = rows.pack()
     head = _HEAD.pack(_MAGIC, _VERSION, len(names), slab_mark, table_mark, len(rows))
-    body = rows.rows.view(np.uint8).data
     digest = xxhash.xxh3_64(head)
     digest.update(body)
     digest.update(names)
@@ -64,8 +55,6 @@ def load_table(
     if xxhash.xxh3_64_intdigest(view[: -_CHECKSUM.size]) != stored:
         return None
     try:
-        names = msgspec.msgpack.decode(view[rows_end : -_CHECKSUM.size], type=_Names)
-    except msgspec.MsgspecError:
+        return SlotRows.unpack(view[_HEAD.size : rows_end], view[rows_end : -_CHECKSUM.size]), mark
+    except BlockFormatError:
         return None
-    rows = np.frombuffer(view[_HEAD.size : rows_end], dtype=ROW).copy()
-    return SlotRows(rows, names.namespaces, names.layouts), mark

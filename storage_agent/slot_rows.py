@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from event_plane.schema import Namespace
 from storage_agent.block_header import BlockHeader
+from storage_agent.errors import BlockFormatError
 from storage_agent.port import BlockKey
 from storage_agent.shards import BlockLayout, ShardSpan
 
@@ -42,6 +44,11 @@ _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 Rows = npt.NDArray[np.void]
 
 
+class _Names(msgspec.Struct, frozen=True, array_like=True):
+    namespaces: list[Namespace]
+    layouts: list[BlockLayout]
+
+
 class SlotRows:
     """Rows of `len(rows)` slots, with the namespaces and layouts that they name by number. Not thread-safe."""
 
@@ -62,6 +69,20 @@ class SlotRows:
         for header in headers:
             made.set(header)
         return made
+
+    @classmethod
+    def unpack(cls, rows: memoryview, names: memoryview) -> SlotRows:
+        """What `pack` made, whole. Raises `BlockFormatError` for anything else."""
+        try:
+            known = msgspec.msgpack.decode(names, type=_Names)
+            return cls(np.frombuffer(rows, dtype=ROW).copy(), known.namespaces, known.layouts)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise BlockFormatError(f"rows of slots cannot be read: {error}") from error
+
+    def pack(self) -> tuple[memoryview, bytes]:
+        """The rows, without a copy, and the names that they use."""
+        names = msgspec.msgpack.encode(_Names(self.namespaces, self.layouts))
+        return self.rows.view(np.uint8).data, names
 
     def __len__(self) -> int:
         return len(self.rows)
