@@ -64,6 +64,14 @@ class Announcer:
         order = sorted(headers, key=lambda h: -1 if h.depth == DEPTH_UNKNOWN else h.depth, reverse=True)
         self._publish(volume, EventType.REMOVE, order, RecordFlag(0))
 
+    def reconciled(
+        self, volume: VolumeDescriptor, announced: Sequence[BlockHeader], found: Sequence[BlockHeader]
+    ) -> None:
+        """A volume was opened anew: tell how what it holds differs from what was announced."""
+        before, after = ({header.key for header in headers} for headers in (announced, found))
+        self.freed(volume, [header for header in announced if header.key not in after])
+        self.stored(volume, [header for header in found if header.key not in before])
+
     def unregistered(self, volume: VolumeDescriptor) -> None:
         """Nothing of this agent is on the volume any more."""
         if self._publisher is not None:

@@ -31,6 +31,8 @@ class Result(StrEnum):
     HIT = "hit"
     STORED = "stored"
     PRESENT = "present"
+    PARTIAL = "partial"
+    """A client's shard is durable, but the block is not there until the others are."""
     COPIED = "copied"
     DELETED = "deleted"
     MISS = "miss"
@@ -101,6 +103,12 @@ class ScrubReport(msgspec.Struct, frozen=True):
     payload_bytes: int
 
 
+class CompactReport(msgspec.Struct, frozen=True):
+    """What a compaction gave back to the medium."""
+
+    freed_bytes: int
+
+
 class AgentStat(msgspec.Struct, frozen=True):
     """An agent and its volumes. `producer` is the id its events carry."""
 
@@ -136,6 +144,17 @@ class AgentPort(Protocol):
     def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey]) -> CommandOutcome:
         """Free the blocks' slots on `volume`. A block that is not there is `miss`."""
 
+    def move(
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool
+    ) -> CommandOutcome:
+        """Copy blocks as `copy` does; unless `keep`, free those on `source` whose copy on `target` is verified."""
+
+    def scrub(self, command_id: str, volume: str) -> ScrubReport:
+        """Read and verify every block of a volume; what is corrupt is freed and announced."""
+
+    def compact(self, command_id: str, volume: str) -> CompactReport:
+        """Rewrite what is fragmented on a volume."""
+
 
 class StoragePort(AgentPort, Protocol):
     """What the KVBM core may ask of an agent."""
@@ -143,8 +162,11 @@ class StoragePort(AgentPort, Protocol):
     def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:
         """Open or create a volume. Raises `VolumeError` with what is wrong and the remedy."""
 
-    def unregister_volume(self, volume: str) -> None:
-        """Close a volume; its file and blocks stay. Raises `VolumeError` while it is in use."""
+    def unregister_volume(self, volume: str, *, drain_s: float = 0.0) -> None:
+        """Close a volume; its file and blocks stay.
+
+        Waits so long for the gets, puts and moves that use it; raises `VolumeError` if they still do.
+        """
 
     def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]:
         """Write blocks; `stored` means durable and readable."""

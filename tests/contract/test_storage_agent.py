@@ -295,11 +295,11 @@ def test_a_buffer_that_cannot_take_the_block_fails_it_alone(agent: StorageAgent)
 
 def test_a_move_keeps_or_frees_its_source(agent: StorageAgent, life: Life) -> None:
     agent.put("slow", [block(1), block(2)])
-    assert results(agent.move(keys(1), "slow", "fast", keep=True).outcomes) == [Result.COPIED]
-    assert results(agent.move(keys(2, 3), "slow", "fast", keep=False).outcomes) == [Result.COPIED, Result.MISS]
+    assert results(agent.move("", keys(1), "slow", "fast", keep=True).outcomes) == [Result.COPIED]
+    assert results(agent.move("", keys(2, 3), "slow", "fast", keep=False).outcomes) == [Result.COPIED, Result.MISS]
     assert [v.blocks for v in agent.stat().volumes] == [2, 1]
     # A demotion whose slower copy is there already only frees the fast one.
-    assert results(agent.move(keys(1), "fast", "slow", keep=False).outcomes) == [Result.PRESENT]
+    assert results(agent.move("", keys(1), "fast", "slow", keep=False).outcomes) == [Result.PRESENT]
     assert [v.blocks for v in agent.stat().volumes] == [1, 1]
     assert get(agent, 1, 2)[1] == [payload(1), payload(2)]
 
@@ -324,7 +324,7 @@ def test_gets_succeed_at_every_moment_of_moves_back_and_forth(agent: StorageAgen
     for _ in range(3):
         for source, target in (("slow", "fast"), ("fast", "slow")):
             for number in numbers:
-                assert agent.move(keys(number), source, target, keep=False).outcomes[0].result is Result.COPIED
+                assert agent.move("", keys(number), source, target, keep=False).outcomes[0].result is Result.COPIED
     done.set()
     watcher.join()
     assert faults == []

@@ -73,7 +73,7 @@ def test_an_agent_scrubs_resizes_and_compacts_by_name(tmp_path: Path) -> None:
     with StorageAgent("a", publisher=None, allowed_roots=[]) as agent:
         agent.register_volume(descriptor(kind="memory"))
         assert agent.resize_volume("v", 9).slots_free == 9
-        assert agent.scrub("v").good == 0
-        assert agent.compact("v") == 0
+        assert agent.scrub("", "v").good == 0
+        assert agent.compact("", "v").freed_bytes == 0
         with pytest.raises(VolumeError, match="'w' is not registered with agent 'a'"):
-            agent.scrub("w")
+            agent.scrub("", "w")
