@@ -508,7 +508,7 @@ def test_snapshots_asked_for_while_blocks_come_and_go_never_contradict_the_volum
     life.events()
     there = {
         (volume.descriptor.id, header.key.sequence_hash & (2**64 - 1))
-        for volume in life.agent._volumes.values()
+        for volume in life.agent._shelf.volumes()
         for header in volume.live_headers()
     }
     assert placed(life.batches) == there
