@@ -116,12 +116,12 @@ def scan_volumes(settings: AgentSettings) -> Iterator[tuple[VolumeDescriptor, It
 
 def was_closed_in_order(descriptor: VolumeDescriptor, settings: AgentSettings) -> bool:
     """Whether the volume's last opener closed it, so that no put or delete was cut short. Raises as a scan does."""
-    with closing(inspect_volume(descriptor, settings.allowed_roots)) as inspection:
+    with closing(inspect_volume(descriptor, settings.allowed_roots, settings.endpoints)) as inspection:
         return inspection.was_closed_in_order
 
 
 def _reports(descriptor: VolumeDescriptor, settings: AgentSettings) -> Iterator[SlotReport]:
-    with closing(inspect_volume(descriptor, settings.allowed_roots)) as inspection:
+    with closing(inspect_volume(descriptor, settings.allowed_roots, settings.endpoints)) as inspection:
         yield from inspection.reports()
 
 

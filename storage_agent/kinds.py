@@ -127,9 +127,11 @@ def prepare(
     return kind, Opening(descriptor=descriptor, path=path, options=options, endpoints=endpoints or {})
 
 
-def inspect_volume(descriptor: VolumeDescriptor, allowed_roots: Sequence[Path]) -> Inspection:
+def inspect_volume(
+    descriptor: VolumeDescriptor, allowed_roots: Sequence[Path], endpoints: Mapping[str, Endpoint] | None = None
+) -> Inspection:
     """Raises `VolumeError`: not valid, not there, or of a kind that cannot be looked at without an agent."""
-    kind, opening = prepare(descriptor, allowed_roots)
+    kind, opening = prepare(descriptor, allowed_roots, endpoints)
     if kind.inspect is None:
         raise VolumeError(
             f"volume {descriptor.id!r}: kind {descriptor.kind!r} cannot be looked at from outside; ask its agent"
