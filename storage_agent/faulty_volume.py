@@ -142,13 +142,13 @@ class FaultyStore:
         return self._inner.compact()
 
     @property
-    def checkpoint_due(self) -> bool:
-        """See `SlotStore.checkpoint_due`."""
-        return self._inner.checkpoint_due
+    def upkeep_due(self) -> bool:
+        """See `SlotStore.upkeep_due`."""
+        return self._inner.upkeep_due
 
-    def checkpoint(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
-        """See `SlotStore.checkpoint`."""
-        self._inner.checkpoint(copy_table)
+    def upkeep(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
+        """See `SlotStore.upkeep`."""
+        self._inner.upkeep(copy_table)
 
     def close(self, *, in_order: bool, generation_next: int) -> None:
         """See `SlotStore.close`."""

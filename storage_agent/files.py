@@ -36,10 +36,10 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def replace_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+def replace_file(path: Path, parts: Sequence[bytes | memoryview], *, permissions: int = 0o600) -> None:
     """Give `path` this content, whole and durable; it is never seen half-written. Raises `OSError`."""
     draft = path.with_name(f".{path.name}.writing")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, permissions)
     try:
         for part in parts:
             rest = memoryview(part).cast("B")
@@ -57,9 +57,14 @@ def replace_file(path: Path, parts: Sequence[bytes | memoryview]) -> None:
 
 def read_page(fd: int, offset: int) -> bytes:
     """Raises `OSError`."""
-    with mmap.mmap(-1, PAGE_BYTES) as buffer, memoryview(buffer) as view:  # aligned, as O_DIRECT wants it
-        read_into(fd, view, offset)
-        return bytes(view)
+    view = whole_pages(PAGE_BYTES)
+    read_into(fd, view, offset)
+    return bytes(view)
+
+
+def whole_pages(size_bytes: int) -> memoryview:
+    """Memory at a page boundary, as O_DIRECT wants it: at least one page, at least `size_bytes`."""
+    return memoryview(mmap.mmap(-1, max(size_bytes, PAGE_BYTES)))
 
 
 def read_into(fd: int, view: memoryview, offset: int) -> None:
@@ -71,8 +76,8 @@ def read_into(fd: int, view: memoryview, offset: int) -> None:
 
 def write_page(fd: int, offset: int, page: bytes) -> None:
     """Raises `OSError`."""
-    with mmap.mmap(-1, PAGE_BYTES) as buffer, memoryview(buffer) as view:
-        view[:] = page
-        done = os.pwritev(fd, [view], offset)
-        if done != PAGE_BYTES:
-            raise OSError(errno.EIO, f"{done} of {PAGE_BYTES} bytes at byte {offset}")
+    view = whole_pages(PAGE_BYTES)
+    view[:] = page
+    done = os.pwritev(fd, [view], offset)
+    if done != PAGE_BYTES:
+        raise OSError(errno.EIO, f"{done} of {PAGE_BYTES} bytes at byte {offset}")

@@ -25,7 +25,7 @@ class MemoryStore:
 
     mode = "memory"
     batch_slots = BATCH_SLOTS
-    checkpoint_due = False
+    upkeep_due = False
 
     def __init__(self, capacity_blocks: int) -> None:
         self._capacity = capacity_blocks
@@ -83,7 +83,7 @@ class MemoryStore:
         """Nothing: slots of memory do not fragment."""
         return 0
 
-    def checkpoint(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
+    def upkeep(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
         """Nothing: there is no recovery."""
 
     def close(self, *, in_order: bool, generation_next: int) -> None:

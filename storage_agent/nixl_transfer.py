@@ -1,4 +1,4 @@
-"""Bytes between memory and one file by NIXL's POSIX backend. The only file that touches NIXL.
+"""Bytes between memory and files by NIXL's POSIX backend.
 
 Each rule below was paid for: strict synchronisation; never release a handle in flight; Linux AIO only; fewer
 descriptors in flight than the pool has; a file descriptor that stays open as long as its registration; a deadline of
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import importlib
 import itertools
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,8 @@ import numpy.typing as npt
 
 from storage_agent.errors import TransferError
 from storage_agent.fifo_lock import FifoLock
+from storage_agent.files import free_bytes
+from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_agent
 
 Offsets = npt.NDArray[np.uint64]
 
@@ -36,33 +36,10 @@ _EAGER_POLLS = 4
 """Polls before the first sleep: a poll submits 64 descriptors, so small batches are under way at once."""
 
 _agent_numbers = itertools.count()
-_nixl_module: ModuleType | None = None
-_nixl_errors: tuple[type[Exception], ...] = ()
-
-
-def _load_nixl() -> ModuleType:
-    """NIXL's bindings, without the package `nixl`, which imports torch. Raises `TransferError` where there are none."""
-    global _nixl_module, _nixl_errors
-    if _nixl_module is None:
-        os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")  # it prints to stdout otherwise
-        reasons = []
-        for name in ("nixl_cu12", "nixl_cu13"):
-            try:
-                module = importlib.import_module(name)
-            except ImportError as error:
-                reasons.append(f"{name}: {error}")
-                continue
-            bindings = vars(module._api.nixlBind).values()
-            _nixl_errors = tuple(b for b in bindings if isinstance(b, type) and issubclass(b, Exception))
-            _nixl_module = module
-            break
-        else:
-            raise TransferError(f"NIXL cannot be loaded ({'; '.join(reasons)}); install nixl 1.5.1 or later")
-    return _nixl_module
 
 
 class NixlTransfer:
-    """Transfers between its own staging memory and one file, which its owner keeps open.
+    """Transfers between its own staging memory and files, which their owner keeps open.
 
     Thread-safe by one lock in order of arrival: `with transfer.exclusive() as staging:` gives the staging memory
     (page-aligned, writable, `staging_bytes` long) and the right to call `read` and `write`.
@@ -71,17 +48,18 @@ class NixlTransfer:
     ones take their place.
     """
 
-    def __init__(self, name: str, fd: int, file_bytes: int, *, staging_bytes: int, deadline_s: float = 30.0) -> None:
-        """Raises `TransferError` where NIXL or its POSIX backend cannot be had."""
+    def __init__(
+        self, name: str, files: Mapping[int, int], *, staging_bytes: int, deadline_s: float = 30.0
+    ) -> None:
+        """`files`: bytes by file descriptor. Raises `TransferError` where NIXL or its POSIX backend cannot be had."""
         self._name = name
-        self._fd = fd
-        self._file_bytes = file_bytes
+        self._files = dict(files)
         self._staging_bytes = staging_bytes
         self._deadline_s = deadline_s
         self._lock = FifoLock()
         self._pid = os.getpid()
         self._closed = False
-        self._nixl = _load_nixl()
+        self._nixl = load_nixl()
         self._memory: mmap.mmap
         self._address: int
         self._map_staging()
@@ -99,22 +77,37 @@ class NixlTransfer:
                 self._agent = self._make_agent()
             yield memoryview(self._memory)
 
-    def write(self, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets) -> None:
-        """Write staging memory to the file; not durable until the caller syncs. Hold `exclusive`.
+    def write(
+        self, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets | None = None
+    ) -> None:
+        """Write staging memory to the files; not durable until the caller syncs. Hold `exclusive`.
 
-        Offsets and lengths in bytes, one-dimensional and equally long. Raises `TransferError`, after which the file
-        may hold any part of it.
+        Offsets and lengths in bytes, one-dimensional and equally long, as are `fds`, which may be left out where there
+        is one file. Raises `TransferError`, after which the files may hold any part of it.
         """
-        self._transfer("WRITE", file_offsets, staging_offsets, lengths)
+        self._transfer("WRITE", file_offsets, staging_offsets, lengths, fds)
 
-    def read(self, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets) -> None:
-        """Read the file into staging memory. As `write`."""
-        self._transfer("READ", file_offsets, staging_offsets, lengths)
+    def read(
+        self, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets | None = None
+    ) -> None:
+        """Read the files into staging memory. As `write`."""
+        self._transfer("READ", file_offsets, staging_offsets, lengths, fds)
 
-    def resize(self, file_bytes: int) -> None:
+    def add_file(self, fd: int, file_bytes: int) -> None:
+        """Register another file. Hold `exclusive`. Raises `TransferError`."""
+        self._files[fd] = file_bytes
+        if self._agent is not None:
+            self._register_file(self._agent, fd)
+
+    def forget_file(self, fd: int) -> None:
+        """Let go of a file, which may be closed then. Hold `exclusive`."""
+        del self._files[fd]
+        self._agent = None  # with all its registrations; the next one to come makes another
+
+    def resize(self, fd: int, file_bytes: int) -> None:
         """The file has this size from now on. Hold `exclusive`."""
-        self._file_bytes = file_bytes
-        self._agent = None  # its registration is of the old size; the next one to come makes another
+        self._files[fd] = file_bytes
+        self._agent = None
 
     def close(self) -> None:
         """Wait for the transfer under way, then let go of file and memory; the file stays open. Idempotent."""
@@ -123,34 +116,45 @@ class NixlTransfer:
             self._agent = None
 
     def _make_agent(self) -> Any:
-        nixl = self._nixl
         self._agent_name = f"{self._name}-{self._pid}-{next(_agent_numbers)}"
-        settings = nixl.nixl_agent_config(
-            enable_prog_thread=False, backends=[], sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
-        )
         try:
-            agent = nixl.nixl_agent(self._agent_name, settings)
+            agent = make_agent(self._nixl, self._agent_name)
             agent.create_backend("POSIX", {"use_aio": "true", "ios_pool_size": str(_IOS_POOL_SIZE)})
             agent.register_memory([(self._address, self._staging_bytes, 0, "")], "DRAM")
-            agent.register_memory([(0, self._file_bytes, self._fd, "")], "FILE")
-        except _nixl_errors as error:
+        except self._nixl.errors as error:
             raise TransferError(
                 f"{self._name}: NIXL's POSIX backend does not start ({error}); "
                 "compare /proc/sys/fs/aio-nr with aio-max-nr"
             ) from error
+        for fd in self._files:
+            self._register_file(agent, fd)
         return agent
+
+    def _register_file(self, agent: Any, fd: int) -> None:
+        try:
+            agent.register_memory([(0, self._files[fd], fd, "")], "FILE")
+        except self._nixl.errors as error:
+            raise TransferError(f"{self._name}: NIXL does not take the file: {error}") from error
 
     def _map_staging(self) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
         self._memory = mmap.mmap(-1, self._staging_bytes, flags=flags)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
-    def _transfer(self, operation: str, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets) -> None:
+    def _transfer(
+        self, operation: str, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets | None
+    ) -> None:
+        if fds is None:
+            fds = np.full_like(lengths, next(iter(self._files)))
         for start in range(0, len(lengths), DESCRIPTOR_COUNT_MAX):
             part = slice(start, start + DESCRIPTOR_COUNT_MAX)
-            self._transfer_part(operation, file_offsets[part], staging_offsets[part], lengths[part])
+            self._transfer_part(operation, file_offsets[part], staging_offsets[part], lengths[part], fds[part])
 
-    def _transfer_part(self, operation: str, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets) -> None:
+    def _transfer_part(
+        self, operation: str, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets
+    ) -> None:
+        if self._agent is None:  # a file was let go of since
+            self._agent = self._make_agent()
         agent = self._agent
         local = np.empty((len(lengths), 3), dtype=np.uint64)
         local[:, 0] = staging_offsets + np.uint64(self._address)
@@ -159,20 +163,20 @@ class NixlTransfer:
         remote = np.empty((len(lengths), 3), dtype=np.uint64)
         remote[:, 0] = file_offsets
         remote[:, 1] = lengths
-        remote[:, 2] = self._fd
+        remote[:, 2] = fds
         indices = np.arange(len(lengths), dtype=np.int32)
         try:
             memory_side = agent.prep_xfer_dlist("NIXL_INIT_AGENT", local, "DRAM")
             file_side = agent.prep_xfer_dlist(self._agent_name, remote, "FILE")
             handle = agent.make_prepped_xfer(operation, memory_side, indices, file_side, indices)
-        except _nixl_errors as error:
+        except self._nixl.errors as error:
             raise TransferError(f"{self._name}: NIXL refuses the {operation.lower()}: {error}") from error
         finished = False
         failed = ""
         try:
             failed = self._run(handle)
             finished = True
-        except _nixl_errors as error:
+        except self._nixl.errors as error:
             failed = str(error) or type(error).__name__
             finished = True
         finally:
@@ -183,7 +187,7 @@ class NixlTransfer:
             # the kernel, so afterwards neither file nor memory changes any more.
             del agent, handle, memory_side, file_side
             self._agent = None
-            reason = self._probe(operation, file_offsets, staging_offsets, lengths)
+            reason = self._probe(operation, file_offsets, staging_offsets, lengths, fds)
             raise TransferError(f"{self._name}: {operation.lower()} failed: {reason or failed}")
         handle.release()
         memory_side.release()
@@ -209,27 +213,26 @@ class NixlTransfer:
         return "" if state == "DONE" else f"NIXL answers {state}"
 
     def _quarantine(self, *in_flight: Any) -> None:
-        """Keep what the kernel may still write to until the process ends, past the interpreter's own clean-up."""
-        for kept in (*in_flight, self._memory):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        keep_for_ever(*in_flight, self._memory)
         self._map_staging()
         self._agent = None
 
-    def _probe(self, operation: str, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets) -> str:
+    def _probe(
+        self, operation: str, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets
+    ) -> str:
         """Say why a transfer failed, which NIXL does not: do it again without NIXL and take the errno."""
         memory = memoryview(self._memory)
-        for file_offset, staging_offset, length in zip(
-            file_offsets.tolist(), staging_offsets.tolist(), lengths.tolist(), strict=True
+        for file_offset, staging_offset, length, fd in zip(
+            file_offsets.tolist(), staging_offsets.tolist(), lengths.tolist(), fds.tolist(), strict=True
         ):
             part = memory[staging_offset : staging_offset + length]
             try:
                 if operation == "READ":
-                    moved = os.preadv(self._fd, [part], file_offset)
+                    moved = os.preadv(fd, [part], file_offset)
                 else:
-                    moved = os.pwritev(self._fd, [part], file_offset)
+                    moved = os.pwritev(fd, [part], file_offset)
             except OSError as error:
                 return f"{errno.errorcode.get(error.errno or 0, '')} at byte {file_offset}: {error.strerror}"
             if moved < length:
-                free_bytes = os.fstatvfs(self._fd).f_bavail * os.fstatvfs(self._fd).f_frsize
-                return f"only {moved} of {length} bytes at byte {file_offset}; {free_bytes} bytes are free"
+                return f"only {moved} of {length} bytes at byte {file_offset}; {free_bytes(fd)} bytes are free"
         return ""

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from storage_agent.saved_rows import load_rows
 from storage_agent.slab_file import SlabFile, session_of_this_process
 from storage_agent.slab_format import Intents, Regions
 from storage_agent.slab_scan import look
-from storage_agent.slab_table import load_table
 from storage_agent.slot_rows import ROW, SlotRows
 from storage_agent.slot_store import Recovered
 
@@ -53,10 +53,10 @@ def _start(slab: SlabFile) -> tuple[SlotRows, Intents | None, Regions]:
     superblock = slab.superblock
     intents = slab.read_intents()
     if intents is not None and slab.session is not None:  # a damaged page beside them makes them suspect too
-        loaded = load_table(
+        loaded = load_rows(
             slab.table_path,
-            slab_mark=superblock.mark,
-            capacity=superblock.capacity_blocks,
+            file_mark=superblock.mark,
+            row_count=superblock.capacity_blocks,
             table_marks=(intents.table, intents.table_next),
         )
         if loaded is not None:

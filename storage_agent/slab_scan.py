@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from storage_agent.block_header import (
@@ -16,7 +14,7 @@ from storage_agent.block_header import (
     unpack_header,
 )
 from storage_agent.errors import BlockFormatError, CorruptBlock
-from storage_agent.files import read_into
+from storage_agent.files import read_into, whole_pages
 from storage_agent.inspection import SlotFinding, SlotReport
 from storage_agent.slab_file import SlabFile
 
@@ -42,19 +40,19 @@ def look(slab: SlabFile, first: int, end: int, *, check_payloads: bool) -> Itera
     is_whole = check_payloads or slot_bytes <= _WHOLE_SLOT_BYTES_MAX
     slots_a_read = max(1, _STRIDE_BYTES // slot_bytes) if is_whole else 1
     read_bytes = slot_bytes if is_whole else PAGE_BYTES
-    with _pages(min(slots_a_read, end - first) * read_bytes) as view:
-        for start in range(first, end, slots_a_read):
-            stop = min(start + slots_a_read, end)
-            try:
-                read_into(slab.fd, view[: (stop - start) * read_bytes], slab.superblock.slot_offset(start))
-            except OSError:
-                yield from _look_one_by_one(slab, start, stop, check_payloads)
-                continue
-            for slot in range(start, stop):
-                at = (slot - start) * read_bytes
-                found = _look_at(slab, slot, view[at : at + read_bytes], check_payloads)
-                if found is not None:
-                    yield found
+    view = whole_pages(min(slots_a_read, end - first) * read_bytes)
+    for start in range(first, end, slots_a_read):
+        stop = min(start + slots_a_read, end)
+        try:
+            read_into(slab.fd, view[: (stop - start) * read_bytes], slab.superblock.slot_offset(start))
+        except OSError:
+            yield from _look_one_by_one(slab, start, stop, check_payloads)
+            continue
+        for slot in range(start, stop):
+            at = (slot - start) * read_bytes
+            found = _look_at(slab, slot, view[at : at + read_bytes], check_payloads)
+            if found is not None:
+                yield found
 
 
 def reports(slab: SlabFile) -> Iterator[SlotReport]:
@@ -73,16 +71,16 @@ def reports(slab: SlabFile) -> Iterator[SlotReport]:
 
 
 def _look_one_by_one(slab: SlabFile, start: int, stop: int, check_payloads: bool) -> Iterator[Look]:
-    with _pages(slab.superblock.slot_bytes if check_payloads else PAGE_BYTES) as view:
-        for slot in range(start, stop):
-            try:
-                read_into(slab.fd, view, slab.superblock.slot_offset(slot))
-            except OSError as error:
-                yield Look(slot, None, f"slot {slot} cannot be read: {error.strerror}")
-                continue
-            found = _look_at(slab, slot, view, check_payloads)
-            if found is not None:
-                yield found
+    view = whole_pages(slab.superblock.slot_bytes if check_payloads else PAGE_BYTES)
+    for slot in range(start, stop):
+        try:
+            read_into(slab.fd, view, slab.superblock.slot_offset(slot))
+        except OSError as error:
+            yield Look(slot, None, f"slot {slot} cannot be read: {error.strerror}")
+            continue
+        found = _look_at(slab, slot, view, check_payloads)
+        if found is not None:
+            yield found
 
 
 def _look_at(slab: SlabFile, slot: int, view: memoryview, check_payloads: bool) -> Look | None:
@@ -101,8 +99,3 @@ def _look_at(slab: SlabFile, slot: int, view: memoryview, check_payloads: bool) 
             fault = str(error)
     return Look(slot, header, fault)
 
-
-@contextmanager
-def _pages(size_bytes: int) -> Iterator[memoryview]:
-    with mmap.mmap(-1, max(size_bytes, PAGE_BYTES)) as buffer, memoryview(buffer) as view:
-        yield view

@@ -14,21 +14,21 @@ from storage_agent.block_header import (
     PAGE_BYTES,
     ZERO_PAGE,
     BlockHeader,
-    check_header,
-    check_parts,
     pack_header,
     page_ceiling,
 )
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.errors import CorruptBlock, TransferError, VolumeError
+from storage_agent.errors import TransferError, VolumeError
 from storage_agent.inspection import SlotReport
 from storage_agent.kinds import Opening, VolumeKind, slot_kind
-from storage_agent.nixl_transfer import DESCRIPTOR_COUNT_MAX, NixlTransfer, Offsets
+from storage_agent.nixl_transfer import DESCRIPTOR_COUNT_MAX, NixlTransfer
+from storage_agent.saved_rows import save_rows
 from storage_agent.slab_file import open_slab, open_slab_read_only, session_of_this_process
 from storage_agent.slab_intents import SlabIntents
+from storage_agent.slab_reading import columns, read_slots
 from storage_agent.slab_recovery import recover_slab
 from storage_agent.slab_scan import reports
-from storage_agent.slab_table import save_table
+from storage_agent.slot_locks import locked_shards, shard_is_locked
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import Recovered, SlotRead, SlotWrite, Take
 
@@ -60,8 +60,7 @@ class SlabStore:
         try:
             self._transfer = NixlTransfer(
                 f"volume {descriptor.id}",
-                self._slab.fd,
-                superblock.file_bytes,
+                {self._slab.fd: superblock.file_bytes},
                 staging_bytes=self._batch_slots * slot_bytes,
                 deadline_s=deadline_s,
             )
@@ -100,7 +99,7 @@ class SlabStore:
                 staging[end:padded_end] = bytes(padded_end - end)
             slot_offset = self._slab.superblock.slot_offset
             self._transfer.write(
-                *_columns(
+                *columns(
                     [
                         (
                             slot_offset(write.header.slot),
@@ -114,24 +113,27 @@ class SlabStore:
 
     def read(self, reads: Sequence[SlotRead], take: Take) -> None:
         """See `SlotStore.read`."""
-        if not reads:
-            return
-        slot_bytes, mark = self._slab.superblock.slot_bytes, self._slab.superblock.mark
+        read_slots(self._transfer, self._slab.superblock, reads, take)
+
+    def write_headers(self, writes: Sequence[SlotWrite]) -> None:
+        """See `LeasableStore.write_headers`."""
+        superblock = self._slab.superblock
+        pages = [pack_header(w.header, w.checksums, place=w.header.slot, mark=superblock.mark) for w in writes]
+        self._tell([write.header.slot for write in writes])
         with self._transfer.exclusive() as staging:
-            self._transfer.read(*self._read_extents(reads))
-            for number, read in enumerate(reads):
-                header = read.header
-                at = number * slot_bytes
-                start = at + PAGE_BYTES + read.offset % PAGE_BYTES
-                payload = staging[start : start + read.payload_bytes].toreadonly()
-                error: CorruptBlock | None = None
-                try:
-                    page = bytes(staging[at : at + PAGE_BYTES])
-                    checksums = check_header(page, header, place=header.slot, mark=mark)
-                    check_parts(payload, header, checksums, read.first)
-                except CorruptBlock as caught:
-                    error = caught
-                take(number, error, payload)
+            extents = []
+            for number, (write, page) in enumerate(zip(writes, pages, strict=True)):
+                staging[number * PAGE_BYTES : (number + 1) * PAGE_BYTES] = page
+                extents.append((superblock.slot_offset(write.header.slot), number * PAGE_BYTES, PAGE_BYTES))
+            self._transfer.write(*columns(extents))
+
+    def shard_is_locked(self, slot: int, shard: int) -> bool:
+        """See `LeasableStore.shard_is_locked`."""
+        return shard_is_locked(self._slab.fd, slot, shard)
+
+    def locked_shards(self) -> list[tuple[int, int]]:
+        """See `LeasableStore.locked_shards`."""
+        return locked_shards(self._slab.fd)
 
     def erase(self, headers: Sequence[BlockHeader]) -> None:
         """See `SlotStore.erase`: zeroes the header pages."""
@@ -164,7 +166,7 @@ class SlabStore:
         """See `SlotStore.resize`."""
         with self._transfer.exclusive(), self._intents_lock:
             self._slab.resize(capacity_blocks)
-            self._transfer.resize(self._slab.superblock.file_bytes)
+            self._transfer.resize(self._slab.fd, self._slab.superblock.file_bytes)
             self._intents = SlabIntents(self._slab.superblock, None, _draw_mark())
 
     def compact(self) -> int:
@@ -172,14 +174,14 @@ class SlabStore:
         return 0
 
     @property
-    def checkpoint_due(self) -> bool:
-        """See `SlotStore.checkpoint_due`."""
+    def upkeep_due(self) -> bool:
+        """See `SlotStore.upkeep_due`."""
         with self._intents_lock:
             changed = self._intents.changed_regions
         return changed > max(_SAVE_REGIONS_MIN, self._slab.superblock.regions // _SAVE_SHARE)
 
-    def checkpoint(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
-        """See `SlotStore.checkpoint`."""
+    def upkeep(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
+        """See `SlotStore.upkeep`."""
         with self._saving:
             with self._intents_lock:
                 intents = self._intents
@@ -189,7 +191,7 @@ class SlabStore:
             superblock = self._slab.superblock
             if len(rows) != superblock.capacity_blocks:
                 return  # it is being resized
-            save_table(self._slab.table_path, rows, slab_mark=superblock.mark, table_mark=table_mark)
+            save_rows(self._slab.table_path, rows, file_mark=superblock.mark, table_mark=table_mark)
             with self._intents_lock:
                 if self._intents is intents:
                     intents.end_save(unsettled, _draw_mark())
@@ -233,21 +235,6 @@ class SlabStore:
                 in_doubt=True,
             ) from error
 
-    def _read_extents(self, reads: Sequence[SlotRead]) -> tuple[Offsets, Offsets, Offsets]:
-        """Each header page to its place in staging, the pages that the wanted bytes lie in behind it."""
-        superblock = self._slab.superblock
-        extents: list[tuple[int, int, int]] = []
-        for number, read in enumerate(reads):
-            slot_at, staged_at = superblock.slot_offset(read.header.slot), number * superblock.slot_bytes
-            end = page_ceiling(read.offset + read.payload_bytes)
-            start = read.offset // PAGE_BYTES * PAGE_BYTES
-            if start == 0:
-                extents.append((slot_at, staged_at, PAGE_BYTES + end))
-            else:
-                extents.append((slot_at, staged_at, PAGE_BYTES))
-                extents.append((slot_at + PAGE_BYTES + start, staged_at + PAGE_BYTES, end - start))
-        return _columns(extents)
-
 
 class SlabInspection:
     """Implements `inspection.Inspection`."""
@@ -279,11 +266,6 @@ def _inspect(opening: Opening) -> SlabInspection:
 
 
 KIND: VolumeKind = slot_kind(SlabOptions, _open_store, inspect=_inspect)
-
-
-def _columns(extents: list[tuple[int, int, int]]) -> tuple[Offsets, Offsets, Offsets]:
-    file_offsets, staging_offsets, lengths = np.array(extents, dtype=np.uint64).T.copy()
-    return file_offsets, staging_offsets, lengths
 
 
 def _draw_mark() -> int:

@@ -33,10 +33,10 @@ ROW = np.dtype(
         ("checksum", "<u8"),
         ("generation", "<u8"),
         ("layout", "<u4"),
-        ("reserved_too", "<u4"),
+        ("page", "<u4"),
     ]
 )
-"""96 bytes. A row without payload bytes is a free slot; `layout` 0 is none."""
+"""96 bytes. A row without payload bytes is a free slot; `layout` 0 is none. `page`: where it lies, if elsewhere."""
 KEY_BYTES = 25
 """The first bytes of a row are its key, as `block_header.pack_key` writes it."""
 

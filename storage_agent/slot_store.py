@@ -101,11 +101,13 @@ class SlotStore(Protocol):
         """
 
     @property
-    def checkpoint_due(self) -> bool:
-        """Whether saving the table now would shorten the next recovery by much."""
+    def upkeep_due(self) -> bool:
+        """Whether `upkeep` now is worth its time."""
 
-    def checkpoint(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
-        """Save the table where that shortens a recovery. Raises `OSError`.
+    def upkeep(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
+        """Save the table where that shortens the next recovery; give back what is dead.
+
+        Raises `OSError`, `TransferError`, and has done no harm then.
 
         `copy_table` returns the rows, and the slots being written or freed: of these the medium alone can tell.
         """

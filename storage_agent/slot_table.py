@@ -116,6 +116,15 @@ class SlotTable:
         """Take a free slot for a block that is in another slot; None where none is free."""
         return self._reserve_slot(None) if self._free else None
 
+    def hold(self, slot: int) -> bool:
+        """Keep a free slot from being reserved, until `abandon`. False where it is not free."""
+        if slot >= self._limit or self._states[slot] != _FREE:
+            return False
+        self._free.remove(slot)
+        self._step(slot, SlotTrigger.RESERVE)
+        self._writing_keys[slot] = None
+        return True
+
     def publish(self, header: BlockHeader) -> None:
         """The put is durable: serve it."""
         if self._writing_keys.get(header.slot) != pack_key(header.key):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
@@ -15,6 +15,7 @@ from storage_agent.errors import BlockFormatError, CorruptBlock, ShardError, Tra
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result, ScrubReport, VolumeStat
 from storage_agent.shards import Shard, check_layout, check_span, gather
 from storage_agent.sliced_read import SlicedRead, plan_read
+from storage_agent.slot_leasing import LeasableStore, SlotLeasing
 from storage_agent.slot_moving import shrink
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import SlotRead, SlotStore, SlotWrite, each_alone_if_one_fails
@@ -22,6 +23,7 @@ from storage_agent.slot_table import Refusal, SlotTable
 from storage_agent.volume import Accept, Announce, ReadResult
 
 WriteFault = TransferError | BlockFormatError | CorruptBlock
+WriteAll = Callable[[Sequence[SlotWrite]], None]
 
 
 class SlotVolume:
@@ -60,6 +62,8 @@ class SlotVolume:
             recovered = store.recover()
             self._payload_bytes = recovered.rows.payload_bytes()
             self._table = SlotTable(*recovered)
+            self.leasing = self._lease_slots()
+            """Puts by other processes; None where the medium is out of their reach."""
             if self._table.capacity != descriptor.capacity_blocks:
                 self.resize(descriptor.capacity_blocks)
         except OSError as error:
@@ -71,6 +75,19 @@ class SlotVolume:
         except VolumeError:
             store.close(in_order=False, generation_next=0)
             raise
+
+    def _lease_slots(self) -> SlotLeasing | None:
+        store = self._store
+        if not isinstance(store, LeasableStore):
+            return None
+        return SlotLeasing(
+            self.descriptor.id,
+            self._table,
+            self._table_lock,
+            store,
+            refuse=self._refuse_put,
+            finish=lambda writes: self._write_and_serve(writes, store.write_headers, read_back=True),
+        )
 
     def live_headers(self) -> list[BlockHeader]:
         """See `Volume.live_headers`."""
@@ -115,7 +132,7 @@ class SlotVolume:
         outcomes: list[Outcome] = []
         for start in range(0, len(blocks), self.batch_slots):
             outcomes += self._put_batch(blocks[start : start + self.batch_slots], read_back)
-            self._save_table_if_due()
+            self._keep_up_if_due()
         return outcomes
 
     def read(self, keys: Sequence[BlockKey], accept: Accept, wanted: Shard | None = None) -> list[ReadResult]:
@@ -130,7 +147,7 @@ class SlotVolume:
         outcomes: list[Outcome] = []
         for start in range(0, len(keys), self.batch_slots):
             outcomes += self._delete_batch(keys[start : start + self.batch_slots])
-            self._save_table_if_due()
+            self._keep_up_if_due()
         return outcomes
 
     def scrub(self) -> ScrubReport:
@@ -179,13 +196,15 @@ class SlotVolume:
         if self._closed:
             return
         self._closed = True
+        if self.leasing is not None:
+            self.leasing.close()
         with self._table_lock:
             settled, generation_next = self._table.is_settled, self._table.generation_next
         in_order = settled and not self._degraded
         try:
-            self._store.checkpoint(self._copy_table)
-        except OSError:
-            pass  # then the next opener scans
+            self._store.upkeep(self._copy_table)
+        except (OSError, TransferError):
+            pass  # then the next opener has more to look at
         finally:
             self._store.close(in_order=in_order, generation_next=generation_next)
 
@@ -203,13 +222,13 @@ class SlotVolume:
         self.read([header.key for header in headers], keep)
         return blocks
 
-    def _save_table_if_due(self) -> None:
-        if not self._store.checkpoint_due:
+    def _keep_up_if_due(self) -> None:
+        if not self._store.upkeep_due:
             return
         try:
-            self._store.checkpoint(self._copy_table)
-        except OSError as error:
-            self._degrade(f"the slot table cannot be saved: {error.strerror}")
+            self._store.upkeep(self._copy_table)
+        except (OSError, TransferError) as error:
+            self._degrade(f"the medium cannot be kept in order: {error}")
 
     # Put
 
@@ -217,7 +236,7 @@ class SlotVolume:
         outcomes: dict[int, Outcome] = {}
         writes: list[SlotWrite] = []
         for index, block in enumerate(blocks):
-            refused = self._refuse_put(block)
+            refused = self._refuse_put(block, block.payload.nbytes)
             if refused is None:
                 write = self._reserve(index, block)
                 if isinstance(write, SlotWrite):
@@ -225,15 +244,17 @@ class SlotVolume:
                     continue
                 refused = write
             outcomes[index] = refused
-        failures = self._write_durably(writes, read_back)
+        outcomes |= self._write_and_serve(writes, self._store.write, read_back)
+        return [outcomes[index] for index in range(len(blocks))]
+
+    def _write_and_serve(self, writes: Sequence[SlotWrite], write_all: WriteAll, read_back: bool) -> dict[int, Outcome]:
+        """Write slots, announce and serve what is durable. Outcomes by number in the batch."""
+        failures = self._write_durably(writes, write_all, read_back)
         stored = [write for write in writes if write.number not in failures]
         with self._ordering:
             self._announce_stored([write.header for write in stored])
-        for write in writes:
-            failed = failures.get(write.number)
-            header = write.header
-            outcomes[write.number] = failed or self._outcome(header.key, Result.STORED, header.payload_bytes)
-        return [outcomes[index] for index in range(len(blocks))]
+        served = {w.number: self._outcome(w.header.key, Result.STORED, w.header.payload_bytes) for w in stored}
+        return failures | served
 
     def _announce_stored(self, headers: list[BlockHeader]) -> None:
         try:
@@ -245,8 +266,8 @@ class SlotVolume:
                     self._table.publish(header)
                     self._payload_bytes += header.payload_bytes
 
-    def _refuse_put(self, block: PutBlock) -> Outcome | None:
-        size, limit = block.payload.nbytes, self.descriptor.block_bytes_max
+    def _refuse_put(self, block: PutBlock, size: int) -> Outcome | None:
+        limit = self.descriptor.block_bytes_max
         if size > limit:
             reason = f"the block has {size} bytes, {self.descriptor.id!r} takes {limit}"
             return self._outcome(block.key, Result.TOO_LARGE, reason=reason)
@@ -297,13 +318,13 @@ class SlotVolume:
         )
         return SlotWrite(index, header, payload, checksums)
 
-    def _write_durably(self, writes: list[SlotWrite], read_back: bool) -> dict[int, Outcome]:
+    def _write_durably(self, writes: Sequence[SlotWrite], write_all: WriteAll, read_back: bool) -> dict[int, Outcome]:
         """Write the slots, sync once. The outcomes of those that failed; their slots are free again or held back."""
         if not writes:
             return {}
         started = time.monotonic()
         failed: dict[int, Outcome] = {}
-        for write, error in each_alone_if_one_fails(writes, self._store.write):
+        for write, error in each_alone_if_one_fails(writes, write_all):
             failed[write.number] = self._undo_put(write, error)
         written = [write for write in writes if write.number not in failed]
         try:
@@ -318,7 +339,7 @@ class SlotVolume:
             for write, reason in self._verify_written(good):
                 failed[write.number] = self._undo_put(write, reason)
         with self._table_lock:
-            self._write_bytes_total += sum(write.payload.nbytes for write in writes if write.number not in failed)
+            self._write_bytes_total += sum(w.header.payload_bytes for w in writes if w.number not in failed)
             self._write_seconds_total += time.monotonic() - started
         return failed
 

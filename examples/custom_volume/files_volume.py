@@ -31,7 +31,7 @@ class FilesStore:
     """Implements `storage_agent.slot_store.SlotStore`. The volume never has two calls at work on one slot."""
 
     mode = "buffered"
-    checkpoint_due = False
+    upkeep_due = False
 
     def __init__(self, volume: str, folder: Path, capacity_blocks: int, options: FilesOptions) -> None:
         """Raises `VolumeError`."""
@@ -120,7 +120,7 @@ class FilesStore:
         """Files do not fragment."""
         return 0
 
-    def checkpoint(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
+    def upkeep(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
         """Recovery reads the folder."""
 
     def close(self, *, in_order: bool, generation_next: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from storage_agent.block_header import PAGE_BYTES, BlockHeader
 from storage_agent.slab_format import Superblock
 from storage_agent.volume import Volume
-from storage_agent.volume_contract import BLOCK_BYTES, CAPACITY, VolumeCase, VolumeContract
+from storage_agent.volume_contract import BLOCK_BYTES, CAPACITY, VolumeCase, VolumeContract, payload
 
 
 def flip(path: Path, offset: int) -> None:
@@ -30,6 +30,22 @@ class TestSlab(VolumeContract):
             flip(path, slab.slot_offset(header.slot) + PAGE_BYTES + 77)
 
         return VolumeCase(kind="slab", path=path, damage=damage)
+
+
+class TestDirectory(VolumeContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> VolumeCase:
+        folder = tmp_path / "contract"
+
+        def damage(volume: Volume, header: BlockHeader) -> None:
+            """Where the block's payload is, by its bytes."""
+            number = header.key.sequence_hash >> 64
+            for path in [*folder.glob("*.segment"), *folder.glob("*.writing")]:
+                place = path.read_bytes().find(payload(number))
+                if place > 0:
+                    flip(path, place + 77)
+
+        return VolumeCase(kind="directory", path=folder, damage=damage)
 
 
 class TestMemory(VolumeContract):

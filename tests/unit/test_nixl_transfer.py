@@ -29,7 +29,7 @@ def fd(tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def transfer(fd: int) -> Iterator[NixlTransfer]:
-    made = NixlTransfer("test", fd, FILE_BYTES, staging_bytes=16 * PAGE)
+    made = NixlTransfer("test", {fd: FILE_BYTES}, staging_bytes=16 * PAGE)
     yield made
     made.close()
 
@@ -85,7 +85,7 @@ def test_a_failed_write_names_the_error_of_the_device() -> None:
     """/dev/full is a device that is always full."""
     device = os.open("/dev/full", os.O_RDWR)
     try:
-        transfer = NixlTransfer("full", device, FILE_BYTES, staging_bytes=PAGE)
+        transfer = NixlTransfer("full", {device: FILE_BYTES}, staging_bytes=PAGE)
         with transfer.exclusive(), pytest.raises(TransferError, match="ENOSPC at byte 0: No space left on device"):
             transfer.write(pages(0), pages(0), pages(1))
         transfer.close()
@@ -95,7 +95,7 @@ def test_a_failed_write_names_the_error_of_the_device() -> None:
 
 def test_after_a_deadline_the_transfer_is_in_doubt_and_fresh_memory_takes_over(fd: int) -> None:
     """A poll submits 64 descriptors, so 400 are not done when a deadline of no time at all is looked at."""
-    transfer = NixlTransfer("late", fd, FILE_BYTES, staging_bytes=PAGE, deadline_s=0.0)
+    transfer = NixlTransfer("late", {fd: FILE_BYTES}, staging_bytes=PAGE, deadline_s=0.0)
     offsets = np.arange(400, dtype=np.uint64) * np.uint64(16)
     with transfer.exclusive() as abandoned:
         abandoned[:] = b"a" * PAGE
@@ -141,7 +141,7 @@ import os, sys
 from storage_agent.nixl_transfer import NixlTransfer
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.ftruncate(fd, 4096)
-NixlTransfer("quiet", fd, 4096, staging_bytes=4096).close()
+NixlTransfer("quiet", {fd: 4096}, staging_bytes=4096).close()
 assert "torch" not in sys.modules
 """
     ran = subprocess.run(
