@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from event_plane.transport import Publisher
 from storage_agent.absent_volume import AbsentVolume
 from storage_agent.announcer import Announcer
 from storage_agent.block_header import BlockHeader
+from storage_agent.buffers import fill_buffer, require_one_each
 from storage_agent.command_lane import CommandLane
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.endpoints import Endpoint
@@ -122,6 +123,8 @@ class StorageAgent:
 
     def _open(self, descriptor: VolumeDescriptor) -> Volume:
         kind, opening = prepare(descriptor, self._allowed_roots, self._endpoints)
+        if kind.is_view:
+            self._announcer.silence(descriptor.id)
         return kind.open(
             replace(
                 opening,
@@ -171,8 +174,23 @@ class StorageAgent:
                 agent=self.name,
                 producer=self._announcer.producer,
                 epoch=self._announcer.epoch,
-                volumes=[volume.stat() for volume in volumes],
+                volumes=[volume.stat() for volume in volumes if not self._announcer.is_silent(volume.descriptor.id)],
+                views=[volume.stat() for volume in volumes if self._announcer.is_silent(volume.descriptor.id)],
             )
+
+    # For those that move bytes themselves
+
+    def volumes(self) -> list[Volume]:
+        """All that are registered; use one within `use_volume` only."""
+        return self._shelf.volumes()
+
+    def use_volume(self, name: str) -> AbstractContextManager[Volume]:
+        """A volume that stays open meanwhile. Raises `VolumeError` where it is not registered."""
+        return self._shelf.use_registered(name)
+
+    def count_reads(self, volume: VolumeDescriptor, headers: Sequence[BlockHeader]) -> None:
+        """Blocks were read by another process: tell of it as of a get."""
+        self._announcer.accessed(volume, headers)
 
     # Blocks
 
@@ -190,8 +208,7 @@ class StorageAgent:
 
         `corrupt` where every copy was. Raises `ValueError` unless there are as many buffers as keys.
         """
-        if len(keys) != len(buffers):
-            raise ValueError(f"{len(keys)} keys, {len(buffers)} buffers: give one buffer a key")
+        require_one_each(len(keys), len(buffers))
         # The buffer that a fast copy failed to fill may be filled from a slower one.
         outcomes: dict[int, Outcome] = {}
         with self._shelf.use_all() as volumes:
@@ -216,28 +233,18 @@ class StorageAgent:
         shard: Shard | None,
         outcomes: dict[int, Outcome],
     ) -> None:
-        wanted = [
-            index
-            for index, key in enumerate(keys)
-            if (index not in outcomes or not outcomes[index].result.ok) and volume.live_header(key) is not None
-        ]
+        wanted = [index for index in range(len(keys)) if index not in outcomes or not outcomes[index].result.ok]
         if not wanted:
             return
 
         def fill(number: int, header: BlockHeader, payload: memoryview) -> str:
-            buffer = buffers[wanted[number]]
-            if buffer.readonly or not buffer.c_contiguous:
-                return "the buffer is not writable and contiguous"
-            if buffer.nbytes < payload.nbytes:
-                return f"the buffer has {buffer.nbytes} bytes, the block {payload.nbytes}"
-            buffer.cast("B")[: payload.nbytes] = payload
-            return ""
+            return fill_buffer(buffers[wanted[number]], payload)
 
         results = volume.read([keys[index] for index in wanted], fill, shard)
         hits: list[BlockHeader] = []
         for index, result in zip(wanted, results, strict=True):
             if result.outcome.result is Result.MISS:
-                continue  # it went while we waited for our turn
+                continue
             outcomes[index] = result.outcome
             if result.outcome.result.ok and result.header is not None:
                 hits.append(result.header)

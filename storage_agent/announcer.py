@@ -32,11 +32,19 @@ class Announcer:
         self._fold = AccessFold()
         self._changed = threading.Condition()
         self._closed = False
+        self._silent: set[str] = set()
         self._tiers: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         if publisher is not None:
             self._thread = threading.Thread(target=self._send_accesses, name=f"accesses-{agent}", daemon=True)
             self._thread.start()
+
+    def silence(self, volume: str) -> None:
+        """Another agent owns the volume, and tells of it."""
+        self._silent.add(volume)
+
+    def is_silent(self, volume: str) -> bool:
+        return volume in self._silent
 
     def snapshot(self, blocks: Iterable[tuple[VolumeDescriptor, Sequence[BlockHeader]]]) -> None:
         """Everything on this agent's volumes; what it had announced and is not among it is gone. Hold `ordering`."""
@@ -46,6 +54,7 @@ class Announcer:
                 [
                     _record(EventType.STORE, volume.tier, volume.id, header, now_us, flags=RecordFlag.COPY)
                     for volume, headers in blocks
+                    if volume.id not in self._silent
                     for header in headers
                 ]
             )
@@ -74,7 +83,7 @@ class Announcer:
 
     def unregistered(self, volume: VolumeDescriptor) -> None:
         """Nothing of this agent is on the volume any more."""
-        if self._publisher is not None:
+        if self._publisher is not None and volume.id not in self._silent:
             self.flush_accesses()
             self._publisher.publish(
                 [EventRecord(EventType.CLEAR, TIER_ALL, location=volume.id, timestamp_us=time.time_ns() // 1000)]
@@ -82,7 +91,7 @@ class Announcer:
 
     def accessed(self, volume: VolumeDescriptor, headers: Iterable[BlockHeader]) -> None:
         """Blocks were read. Never waits for the event plane."""
-        if self._publisher is None:
+        if self._publisher is None or volume.id in self._silent:
             return
         now_s = time.monotonic()
         with self._changed:
@@ -127,7 +136,7 @@ class Announcer:
     def _publish(
         self, volume: VolumeDescriptor, event_type: EventType, headers: Sequence[BlockHeader], flags: RecordFlag
     ) -> None:
-        if self._publisher is None or not headers:
+        if self._publisher is None or not headers or volume.id in self._silent:
             return
         now_us = time.time_ns() // 1000
         self._publisher.publish(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
+from typing import TypeVar
 
 from event_plane.credentials import NO_CREDENTIALS, Credentials
 from storage_agent.block_wire import keys_to_wire
@@ -29,8 +31,11 @@ from storage_agent.command_wire import (
     outcome_from_wire,
 )
 from storage_agent.command_zmq import ZmqCommandCaller
+from storage_agent.data_wire import DataReply, DataRequest
 from storage_agent.errors import AgentUnreachable, CommandRefused
 from storage_agent.port import AgentStat, BlockKey, CommandOutcome, CompactReport, ScrubReport
+
+ReplyT = TypeVar("ReplyT", bound=DataReply)
 
 
 class AgentClient:
@@ -85,6 +90,18 @@ class AgentClient:
         if not isinstance(reply, CompactReply):
             raise self._unexpected(reply)
         return reply.report
+
+    def ask(self, request: DataRequest, expected: type[ReplyT]) -> ReplyT:
+        """For what moves bytes itself. Raises as `stat`."""
+        reply = self._ask(request)
+        if not isinstance(reply, expected):
+            raise self._unexpected(reply)
+        return reply
+
+    def ask_only(self, request: DataRequest) -> None:
+        """As `ask`, for what it does not matter whether it is heard: the agent finds out by itself."""
+        with suppress(AgentUnreachable, CommandRefused):
+            self._ask(request)
 
     def close(self) -> None:
         """Ends the request under way with `AgentUnreachable`. Idempotent."""

@@ -26,6 +26,8 @@ from storage_agent.command_wire import (
     encode,
     outcome_to_wire,
 )
+from storage_agent.data_desk import DataDesk
+from storage_agent.data_wire import BorrowRequest, OfferRequest
 from storage_agent.errors import CommandRefused, StorageAgentError
 from storage_agent.port import AgentPort
 
@@ -36,16 +38,20 @@ Answer = Callable[[bytes], None]
 
 
 class CommandDesk:
-    """Answers `stat` at once; one thread carries out copies, deletes and moves, another what takes longer.
+    """Answers `stat` at once; one thread carries out copies, deletes and moves, another what takes longer, two what
+    clients and other agents ask.
 
     A command that was given up by its caller still runs, and the agent keeps its answer for when it is asked again.
     """
 
-    def __init__(self, agent: AgentPort, name: str) -> None:
-        """`name` is seen in the threads' names."""
+    def __init__(self, agent: AgentPort, data: DataDesk, name: str) -> None:
+        """`name` is seen in the threads' names. `data` answers those that move bytes themselves."""
         self._agent = agent
+        self._data = data
         self._short = _Row(self._carry_out, f"moves-{name}")
         self._long = _Row(self._carry_out, f"scrubs-{name}")
+        self._clients = _Row(self._carry_out, f"clients-{name}")
+        self._loans = _Row(self._carry_out, f"loans-{name}")
 
     def take(self, payload: bytes, answer: Answer) -> None:
         """Never waits for a command. Whatever `payload` is, it is answered, unless the desk is closed before."""
@@ -59,13 +65,19 @@ class CommandDesk:
                 answer(encode(self._carry_out(request)))
             case ScrubRequest() | CompactRequest():
                 self._long.put(request, answer)
-            case _:
+            case CopyRequest() | DeleteRequest() | MoveRequest():
                 self._short.put(request, answer)
+            case BorrowRequest() | OfferRequest():
+                self._loans.put(request, answer)
+            case _:
+                self._clients.put(request, answer)
 
     def close(self) -> None:
         """Finish the commands under way, forget those that wait. Idempotent."""
         self._short.close()
         self._long.close()
+        self._clients.close()
+        self._loans.close()
 
     def _carry_out(self, request: Request) -> Reply:
         agent = self._agent
@@ -83,6 +95,8 @@ class CommandDesk:
                     return CompactReply(agent.compact(command_id, volume))
                 case StatRequest():
                     return StatReply(agent.stat())
+                case _:
+                    return self._data.carry_out(request)
         except EventPlaneError as error:  # bytes may have moved: asked again, the answer says what became of them
             return RefusedReply(f"the agent cannot publish what it did: {error}")
         except StorageAgentError as error:

@@ -55,3 +55,11 @@ class AgentUnreachable(StorageAgentError):
 
 class CommandRefused(StorageAgentError):
     """The agent answered that it will not run the command, and why."""
+
+
+class LeaseError(StorageAgentError):
+    """A step on a lease that it does not allow: another client has the shard, or the lease has run out."""
+
+
+class StaleTerm(CommandRefused):
+    """The command is of an older term than one that was carried out: another advisor has taken over."""

@@ -69,6 +69,8 @@ class VolumeKind:
     open_store: Callable[[Opening], SlotStore] | None = None
     """The store that `open` puts a `SlotVolume` on; None where it does not. Kind `faulty` wraps it."""
     path: PathUse = "required"
+    is_view: bool = False
+    """Another agent owns these volumes and tells of what is on them."""
 
 
 def slot_kind(

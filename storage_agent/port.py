@@ -110,12 +110,13 @@ class CompactReport(msgspec.Struct, frozen=True):
 
 
 class AgentStat(msgspec.Struct, frozen=True):
-    """An agent and its volumes. `producer` is the id its events carry."""
+    """An agent and its volumes. `producer` is the id its events carry. `views`: volumes of other agents."""
 
     agent: str
     producer: int
     epoch: int
     volumes: list[VolumeStat]
+    views: list[VolumeStat] = []
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from storage_agent.command_desk import CommandDesk
 from storage_agent.command_nats import SCHEME as NATS_SCHEME
 from storage_agent.command_nats import NatsCommandListener
 from storage_agent.command_zmq import ZmqCommandListener
+from storage_agent.data_desk import DataDesk
 
 
 class AgentService:
@@ -20,7 +21,8 @@ class AgentService:
 
         `credentials` are shown to the NATS server. Raises `ServiceError`: a URL that cannot be used or is in use.
         """
-        self._desk = CommandDesk(agent, agent.name)
+        self._data = DataDesk(agent)
+        self._desk = CommandDesk(agent, self._data, agent.name)
         self._listener: ZmqCommandListener | NatsCommandListener
         try:
             if command_url.startswith(NATS_SCHEME):
@@ -29,6 +31,7 @@ class AgentService:
                 self._listener = ZmqCommandListener(command_url, self._desk.take, agent.name)
         except BaseException:
             self._desk.close()
+            self._data.close()
             raise
         self.command_url = self._listener.url
         """Where it listens, with the port that was chosen where `command_url` ended in `:*`."""
@@ -36,6 +39,7 @@ class AgentService:
     def close(self) -> None:
         """Finish and answer the commands under way, forget those that wait, close the socket. Idempotent."""
         self._desk.close()
+        self._data.close()
         self._listener.close()
 
     def __enter__(self) -> AgentService:

@@ -60,6 +60,12 @@ class SlabFile:
             fcntl.fcntl(self.fd, fcntl.F_SETFL, flags)
             self.mode = "buffered"
 
+    def use_page_cache(self) -> None:
+        """No O_DIRECT from now on."""
+        if self.mode == "O_DIRECT":
+            fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+            self.mode = "buffered"
+
     def write_session(self, session: Session) -> None:
         """Durable when it returns. Raises `OSError`."""
         write_page(self.fd, SESSION_OFFSET, pack_session(session))
@@ -156,6 +162,24 @@ def open_slab_read_only(descriptor: VolumeDescriptor, path: Path) -> SlabFile:
         raise
 
 
+def open_slab_as_client(descriptor: VolumeDescriptor, path: Path) -> SlabFile:
+    """Open the slab at `path` beside its owner, which says what may be written. Raises `VolumeError`."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise VolumeError(
+            f"volume {descriptor.id!r}: its owner has it at {path}, which cannot be opened here: {error.strerror}; "
+            "run on the owner's host with the same folder and user, or use a volume of kind 'remote'"
+        ) from error
+    try:
+        slab = _read_slab(descriptor, path, fd)
+    except VolumeError:
+        os.close(fd)
+        raise
+    slab.probe_direct()
+    return slab
+
+
 def _open_locked(descriptor: VolumeDescriptor, path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     if not try_lock(fd):
@@ -163,7 +187,7 @@ def _open_locked(descriptor: VolumeDescriptor, path: Path) -> int:
         os.close(fd)
         raise VolumeError(
             f"volume {descriptor.id!r}: {path} is open in {holder}; close it there, use another path, "
-            "or be a client of that agent (storage_agent.client.AgentClient with its command_url)"
+            "or be a client of that agent (storage_agent.slab_client.SlabClient with its command_url)"
         )
     return fd
 
