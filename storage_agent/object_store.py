@@ -256,11 +256,14 @@ class ObjectStore:
 
     def erase(self, headers: Sequence[BlockHeader]) -> None:
         """See `SlotStore.erase`: an object without blocks is deleted, what is free of others is put beside them."""
-        self._require_writable()
         slots = [header.slot for header in headers]
         with self._freeing:
             with self._lock:
                 changed = self._catalogue.after_freeing(slots)
+            if not changed:
+                return  # a put failed: what may be there of it all the same is an orphan
+            self._require_writable()
+            with self._lock:
                 counts = {mark: len(self._catalogue.objects[mark].index.blocks) for mark in changed}
             self._delete_objects([mark for mark, freed in changed.items() if len(freed) == counts[mark]])
             for mark, freed in changed.items():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.seaweed import seaweed  # noqa: F401 -- a fixture, one server for all tests
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:

@@ -59,7 +59,7 @@ class SeaweedServer:
         command = [
             program, "-logtostderr=true", "server", f"-dir={self._folder / 'objects'}", "-ip=127.0.0.1",
             "-ip.bind=127.0.0.1", f"-master.port={master}", f"-master.port.grpc={master_grpc}",
-            "-master.telemetry=false", "-master.volumeSizeLimitMB=256", f"-volume.port={volume}",
+            "-master.telemetry=false", "-master.electionTimeout=1s", "-master.heartbeatInterval=100ms", "-master.raftHashicorp", "-master.volumeSizeLimitMB=256", f"-volume.port={volume}",
             f"-volume.port.grpc={volume_grpc}", "-volume.max=16", "-volume.minFreeSpace=0", "-filer",
             f"-filer.port={filer}", f"-filer.port.grpc={filer_grpc}",
             f"-filer.localSocket={self._folder / 'filer.sock'}", "-s3", f"-s3.port={s3}", f"-s3.port.grpc={s3_grpc}",

@@ -10,9 +10,8 @@ from storage_agent.block_header import BlockHeader
 from storage_agent.object_bucket import Bucket
 from storage_agent.volume import Volume
 from storage_agent.volume_contract import VolumeCase, VolumeContract, payload
-from tests.seaweed import BUCKET, SeaweedServer, seaweed
+from tests.seaweed import BUCKET, SeaweedServer
 
-__all__ = ["seaweed"]
 _prefixes = itertools.count()
 
 
