@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from contextlib import suppress
 
 from event_plane.errors import EventPlaneError
@@ -26,10 +27,12 @@ from storage_agent.command_wire import (
     encode,
     outcome_to_wire,
 )
-from storage_agent.data_desk import DataDesk
 from storage_agent.data_wire import BorrowRequest, OfferRequest
 from storage_agent.errors import CommandRefused, StorageAgentError
 from storage_agent.port import AgentPort
+
+if TYPE_CHECKING:  # callers import this file too, and need no agent
+    from storage_agent.data_desk import DataDesk
 
 WAITING_COMMANDS_MAX = 1024
 
