@@ -9,12 +9,15 @@ import socket
 import stat
 from pathlib import Path
 
+import numpy as np
+
 from storage_agent.block_header import PAGE_BYTES, ZERO_PAGE
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import BlockFormatError, VolumeError
 from storage_agent.files import free_bytes, read_page, sync_folder, try_lock, write_page
 from storage_agent.slab_format import (
     INTENTS_OFFSET,
+    NO_TABLE,
     SESSION_OFFSET,
     SUPERBLOCK_OFFSETS,
     Intents,
@@ -232,6 +235,8 @@ def _fill_draft(descriptor: VolumeDescriptor, path: Path, fd: int) -> None:
         ) from error
     write_superblock(fd, superblock)
     write_page(fd, SESSION_OFFSET, pack_session(Session(is_open=False, pid=0, generation_next=1)))
+    untouched = np.zeros(superblock.regions, dtype=np.bool_)
+    write_page(fd, INTENTS_OFFSET, pack_intents(Intents(NO_TABLE, NO_TABLE, superblock.region_slots, untouched)))
     os.fsync(fd)
 
 

@@ -38,6 +38,9 @@ _INTENTS = struct.Struct("<8sIIQQ")  # magic, version, slots a region, the saved
 _REGIONS_MAX = (BODY_BYTES - _INTENTS.size) * 8
 _REGION_SLOTS_MIN = 256
 
+NO_TABLE = 0
+"""Mark of the table of a slab that is new: every slot is free."""
+
 Regions = npt.NDArray[np.bool_]
 """One flag for each region: its slots may differ from the saved table."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from storage_agent.slab_format import Intents, Regions, Superblock
+from storage_agent.slab_format import NO_TABLE, Intents, Regions, Superblock
 
 
 class SlabIntents:
@@ -22,7 +22,7 @@ class SlabIntents:
         everything = np.ones(superblock.regions, dtype=np.bool_)
         self.written: Regions = found.changed.copy() if found is not None else everything
         self.told: Regions = self.written.copy()
-        self.table = found.table if found is not None else 0
+        self.table = found.table if found is not None else NO_TABLE
         self.table_next = table_next
         self._since_save: Regions = np.zeros_like(self.written)
         self._is_stale = True

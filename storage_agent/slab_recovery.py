@@ -8,7 +8,7 @@ import numpy as np
 
 from storage_agent.saved_rows import load_rows
 from storage_agent.slab_file import SlabFile, session_of_this_process
-from storage_agent.slab_format import Intents, Regions
+from storage_agent.slab_format import NO_TABLE, Intents, Regions
 from storage_agent.slab_scan import look
 from storage_agent.slot_rows import ROW, SlotRows
 from storage_agent.slot_store import Recovered
@@ -24,7 +24,7 @@ def recover_slab(slab: SlabFile) -> tuple[Recovered, Intents | None]:
     """
     rows, intents, changed = _start(slab)
     session = slab.session
-    generation = session.generation_next - 1 if session is not None else 0
+    generation = session.generation_next if session is not None else 0
     torn: list[int] = []
     for first, end in _runs(changed, slab.superblock.region_slots, slab.superblock.capacity_blocks):
         rows.rows[first:end] = np.zeros((), dtype=ROW)
@@ -35,7 +35,8 @@ def recover_slab(slab: SlabFile) -> tuple[Recovered, Intents | None]:
                 torn.append(slot)
             else:
                 rows.set(header)
-    torn += _doubled(rows)
+    if changed.any():  # a saved table names no block twice
+        torn += _doubled(rows)
     generation = max(generation, int(rows.rows["generation"].max(initial=0)))
     generation_next = ((generation >> _LIFE_SHIFT) + 1) << _LIFE_SHIFT
     slab.write_session(session_of_this_process(is_open=True, generation_next=generation_next))
@@ -62,6 +63,8 @@ def _start(slab: SlabFile) -> tuple[SlotRows, Intents | None, Regions]:
         if loaded is not None:
             rows, mark = loaded
             return rows, replace(intents, table=mark), intents.changed
+        if intents.table == NO_TABLE:
+            return SlotRows.empty(superblock.capacity_blocks), intents, intents.changed
     return SlotRows.empty(superblock.capacity_blocks), None, np.ones(superblock.regions, dtype=np.bool_)
 
 

@@ -126,7 +126,8 @@ class SlotRows:
 
     def packed_keys(self, slots: npt.NDArray[np.intp]) -> list[bytes]:
         """Keys of `slots`, as `block_header.pack_key` writes them."""
-        whole = np.ascontiguousarray(self.rows[slots]).view(np.uint8).reshape(-1, ROW.itemsize)
+        live = self.rows if len(slots) == len(self.rows) else self.rows[slots]
+        whole = live.view(np.uint8).reshape(-1, ROW.itemsize)
         keys: list[bytes] = np.ascontiguousarray(whole[:, :KEY_BYTES]).view(f"V{KEY_BYTES}").ravel().tolist()
         return keys
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
+
 from storage_agent.block_header import BlockHeader, pack_key
 from storage_agent.errors import BlockFormatError, SlotStateError
 from storage_agent.port import BlockKey
@@ -75,9 +77,9 @@ class SlotTable:
         self._rows = recovered
         live = recovered.live_slots()
         live_slots = live.tolist()
-        self._states = bytearray(len(recovered))  # _FREE is 0
-        for slot in live_slots:
-            self._states[slot] = _LIVE
+        states = np.full(len(recovered), _FREE, dtype=np.uint8)
+        states[live] = _LIVE
+        self._states = bytearray(states.data)
         self._keys: dict[bytes, int] = dict(zip(recovered.packed_keys(live), live_slots, strict=True))
         if len(self._keys) != len(live_slots):
             raise SlotStateError(f"{len(live_slots) - len(self._keys)} blocks were recovered twice")
@@ -92,7 +94,7 @@ class SlotTable:
         """Blocks ever taken out of service; a search over volumes that saw it unchanged missed nothing."""
         self._limit = len(recovered)
         self._live_count = len(live_slots)
-        self._free = deque(slot for slot, state in enumerate(self._states) if state == _FREE)
+        self._free: deque[int] = deque(np.flatnonzero(states == _FREE).tolist())
 
     @property
     def capacity(self) -> int:

@@ -76,7 +76,7 @@ facts = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(payloads, st.none() | spans, facts, u64, u64)
 def test_a_header_comes_back_as_it_was_from_page_and_row(
     payload: bytes, span: ShardSpan | None, facts: dict[str, Any], place: int, mark: int
@@ -93,7 +93,7 @@ def test_a_header_comes_back_as_it_was_from_page_and_row(
     assert len(pack_key(header.key)) == KEY_BYTES
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(payloads, st.none() | spans, facts, bits)
 def test_a_flipped_bit_of_a_page_is_always_caught(
     payload: bytes, span: ShardSpan | None, facts: dict[str, Any], bit: int
@@ -105,6 +105,7 @@ def test_a_flipped_bit_of_a_page_is_always_caught(
         check_header(bytes(flipped), header, place=7, mark=8)
 
 
+@settings(deadline=None)
 @given(payloads, st.none() | spans, facts, st.integers(0))
 def test_a_flipped_bit_of_a_payload_is_always_caught(
     payload: bytes, span: ShardSpan | None, facts: dict[str, Any], bit: int

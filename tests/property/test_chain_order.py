@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from event_plane.schema import Namespace
@@ -17,6 +17,7 @@ def header(number: int, parent: int, generation: int) -> BlockHeader:
     return BlockHeader(0, BlockKey(1, 0, number), Namespace(), parent, 0, 16, 1, 0, generation)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(numbers, st.integers(0, 12), max_size=12), st.randoms())
 def test_every_block_comes_once_and_each_subtree_is_in_one_piece(parents: dict[int, int], random: object) -> None:
     headers = [header(number, parent, generation) for generation, (number, parent) in enumerate(parents.items())]

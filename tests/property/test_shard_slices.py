@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_agent.errors import ShardError
@@ -14,6 +14,7 @@ extents = st.lists(st.integers(1, 3), max_size=3)
 workers = st.sampled_from([1, 2, 4, 8])
 
 
+@settings(deadline=None)
 @given(extents, extents, workers, workers, st.integers(0, 7), st.sampled_from([1, 2]))
 def test_a_worker_gets_its_part_whatever_the_number_of_writers(
     slower: list[int], faster: list[int], written: int, count: int, index: int, heads: int

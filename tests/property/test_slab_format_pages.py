@@ -48,12 +48,14 @@ def intents_of(superblock: Superblock, table: int, seed: int) -> Intents:
     return Intents(table, table ^ 1, superblock.region_slots, changed)
 
 
+@settings(deadline=None)
 @given(superblocks, sessions)
 def test_superblock_and_session_come_back_as_they_were(superblock: Superblock, session: Session) -> None:
     assert unpack_superblock(pack_superblock(superblock)) == superblock
     assert unpack_session(pack_session(session)) == session
 
 
+@settings(deadline=None)
 @given(superblocks, u64)
 def test_every_region_of_every_size_of_slab_has_its_intent(superblock: Superblock, table: int) -> None:
     intents = intents_of(superblock, table, table)
@@ -63,6 +65,7 @@ def test_every_region_of_every_size_of_slab_has_its_intent(superblock: Superbloc
     assert superblock.regions * superblock.region_slots >= superblock.capacity_blocks
 
 
+@settings(deadline=None)
 @given(superblocks)
 def test_slots_lie_on_page_boundaries_one_after_another(superblock: Superblock) -> None:
     last = superblock.capacity_blocks - 1
@@ -72,7 +75,7 @@ def test_slots_lie_on_page_boundaries_one_after_another(superblock: Superblock) 
     assert superblock.slot_bytes >= PAGE_BYTES + superblock.block_bytes_max
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(superblocks, sessions, bits)
 def test_a_flipped_bit_is_always_caught(superblock: Superblock, session: Session, bit: int) -> None:
     with pytest.raises(BlockFormatError):
