@@ -101,6 +101,7 @@ class StorageAgent:
                 self._shelf.require_room_for(descriptor.id)
                 opened.append(self._open_or_absent(descriptor) if absent_ok else self._open(descriptor))
                 undoing.callback(opened[-1].close)
+                self._mender.watch(opened[-1])
             undoing.pop_all()
             with self._announcer.ordering:
                 self._shelf.add(opened)

@@ -188,7 +188,7 @@ class DirectoryFolder:
         path = self.path / VOLUME_NAME
         if path.exists():
             label = read_label(path, descriptor)
-        elif any(entry.suffix in (SEALED, WRITING) for entry in self.path.iterdir()):
+        elif any(entry.stem.isdecimal() and entry.suffix in (SEALED, WRITING) for entry in self.path.iterdir()):
             raise VolumeError(
                 f"volume {descriptor.id!r}: {self.path} has segments but no label {VOLUME_NAME!r}; restore it, or give "
                 "another path"
@@ -216,6 +216,9 @@ class DirectoryFolder:
                 (self.path / name).unlink()
 
     def _open_segment(self, path: Path) -> Segment | None:
+        if path.suffix == WRITING and path.stat().st_size < PAGE_BYTES:  # its name lasted, its content did not
+            path.unlink()
+            return None
         try:
             return open_segment(path, volume_mark=self.label.mark, flags=os.O_RDWR)
         except (BlockFormatError, ValueError) as error:

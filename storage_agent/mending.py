@@ -74,13 +74,15 @@ class VolumeMender(threading.Thread):
         if self.is_alive():
             self.join()
 
+    def watch(self, volume: Volume) -> None:
+        """It was just opened, and is on the shelf or about to be."""
+        self._watched[volume.descriptor.id] = _Watched(volume, _file_of(volume.descriptor), self._interval_s)
+
     def _look_after_all(self) -> None:
-        volumes = {volume.descriptor.id: volume for volume in self._shelf.volumes()}
-        self._watched = {name: each for name, each in self._watched.items() if volumes.get(name) is each.volume}
-        for name, volume in volumes.items():
-            if name not in self._watched:
-                self._watched[name] = _Watched(volume, _file_of(volume.descriptor), self._interval_s)
-            self._look_after(self._watched[name])
+        for volume in self._shelf.volumes():
+            watched = self._watched.get(volume.descriptor.id)
+            if watched is not None and watched.volume is volume:
+                self._look_after(watched)
 
     def _look_after(self, watched: _Watched) -> None:
         reason = self._complaint(watched)
@@ -99,7 +101,7 @@ class VolumeMender(threading.Thread):
         with self._shelf.use(descriptor.id) as used:
             if used is not watched.volume:
                 return ""
-            if watched.file is not None and _file_of(descriptor) != watched.file:
+            if descriptor.path and not isinstance(used, AbsentVolume) and _file_of(descriptor) != watched.file:
                 return f"{descriptor.path} is gone, or another file has its name"
             return used.stat().degraded
 
