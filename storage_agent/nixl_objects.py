@@ -2,8 +2,8 @@
 
 Each rule below was paid for: one handle per object, because an error of one ends the wait for all while others still
 write; a device id that no other object has; checksums required; a deadline of our own. An object shorter than asked is
-no error to NIXL and leaves the end of the memory as it was, and an error writes its text into the memory: so the last
-bytes are spoilt before each read, and the caller checks all of them.
+no error to NIXL and leaves the end of the memory as it was, and an error writes its text into the memory: so the caller
+spoils the memory before, and checks all bytes after.
 """
 
 from __future__ import annotations
@@ -74,13 +74,17 @@ class NixlObjects:
         return self._transfer("WRITE", ranges)
 
     def read(self, ranges: Sequence[ObjectRange]) -> dict[int, str]:
-        """Read into staging memory. As `write`."""
-        staging = self.staging
-        for wanted in ranges:
-            end = wanted.staging_offset + wanted.length
-            spoilt = min(_SPOILT_BYTES, wanted.length)
-            staging[end - spoilt : end] = os.urandom(spoilt)
+        """Read into staging memory. As `write`.
+
+        A range that the object ends in is no failure, and the memory behind its end stays as it was: `spoil` it before
+        at every place where checked bytes end.
+        """
         return self._transfer("READ", ranges)
+
+    def spoil(self, end: int) -> None:
+        """Put into the 8 bytes before `end` what no earlier read left there."""
+        start = max(0, end - _SPOILT_BYTES)
+        self.staging[start:end] = os.urandom(end - start)
 
     def close(self) -> None:
         """Idempotent."""

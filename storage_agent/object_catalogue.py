@@ -118,18 +118,22 @@ class ObjectCatalogue:
         is_dead = self._object_bytes > 2 * self._held_bytes + _SLACK_OBJECTS * object_bytes
         return is_dead or len(self.objects) > 4 * (needed + _SLACK_OBJECTS)
 
-    def worth_rewriting(self, object_bytes: int) -> list[int]:
+    def worth_rewriting(self, object_bytes: int, blocks_max: int) -> list[int]:
         """Objects whose blocks fill less than half of `object_bytes` or of themselves; none where one is alone in that.
 
+        No more than begin with `blocks_max` blocks.
         An object that is full and whole is never among them, so a second compaction finds at most one.
         """
         small: list[int] = []
-        holey = 0
+        holey = blocks = 0
         for mark, known in self.objects.items():
+            if blocks >= blocks_max:
+                break
             held = known.held_bytes
             is_holey = 2 * held < known.index.object_bytes
             if is_holey or 2 * held < object_bytes:
                 small.append(mark)
+                blocks += len(known.slots)
                 holey += is_holey
         return small if len(small) > 1 or holey else []
 

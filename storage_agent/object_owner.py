@@ -134,6 +134,8 @@ class ObjectOwner:
         )
         if not self._put(record, tag):
             raise VolumeError(f"{self._what} is owned by a process that took it just now; use that agent")
+        if self._bucket.put_if(self._name, pack_owner(record), None) is not None:
+            raise VolumeError(f"{self._what}: the server puts without looking at conditions, so two could own it")
         return generation_next
 
     def _forget(self) -> None:

@@ -19,6 +19,7 @@ from storage_agent.object_bucket import Bucket
 from storage_agent.object_catalogue import ObjectCatalogue, Place
 from storage_agent.object_format import ObjectIndex, blocks_name, freed_name, pack_freed, pack_index
 from storage_agent.object_owner import ObjectOwner
+from storage_agent.object_reading import ReadPlan
 from storage_agent.object_scan import FoundObject, list_volume, newest_of_each, scan_objects
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import Recovered, SlotRead, SlotWrite, Take
@@ -29,6 +30,8 @@ LANES_MAX = 4
 BATCH_SLOTS_MAX = 256
 _FACTS_BYTES_MAX = PAGE_BYTES + 256
 """A block's share of an index: its row, its time, and names no longer than its header page has room for."""
+_UPKEEP_BATCHES = 2
+"""A put or delete that finds the volume wasteful copies no more than so many batches before it returns."""
 _LOOKS_MAX = 4
 """Times a read follows a block that a compaction carries from object to object."""
 
@@ -182,18 +185,18 @@ class ObjectStore:
     # Get
 
     def read(self, reads: Sequence[SlotRead], take: Take) -> None:
-        """See `SlotStore.read`: one range of its object for a block, two for shards in the middle of one."""
+        """See `SlotStore.read`."""
         if not reads:
             return
         self._require_answer()
         with self._lanes.lane() as lane:
-            places, faults = self._fetch(lane, reads)
+            plan = ReadPlan(self._prefix, reads, self._look_up(reads))
+            faults = self._fetch(lane, plan)
             for number, read in enumerate(reads):
-                at = number * self._slot_bytes
-                payload = lane.staging[at + PAGE_BYTES : at + PAGE_BYTES + read.payload_bytes].toreadonly()
+                at, place = plan.staged_at[number], plan.places[number]
+                payload = lane.staging[plan.payload_at(number) : plan.staged_end(number)].toreadonly()
                 error = faults.get(number)
                 if error is None:
-                    place = places[number]
                     try:
                         page = bytes(lane.staging[at : at + PAGE_BYTES])
                         checksums = check_header(page, read.header, place=place.offset, mark=place.mark)
@@ -202,49 +205,51 @@ class ObjectStore:
                         error = caught
                 take(number, error, payload)
 
-    def _fetch(
-        self, lane: NixlObjects, reads: Sequence[SlotRead]
-    ) -> tuple[dict[int, Place], dict[int, CorruptBlock]]:
-        """Header page and parts of each read to its place in staging, and what is wrong with those that are gone.
+    def _fetch(self, lane: NixlObjects, plan: ReadPlan) -> dict[int, CorruptBlock]:
+        """Everything to its place in staging; what is wrong with blocks that are not to be had, by number.
 
-        Raises `TransferError`.
+        Neighbours come by one range; where that fails, each of them is asked for alone. Raises `TransferError`.
         """
-        places: dict[int, Place] = {}
         faults: dict[int, CorruptBlock] = {}
-        wanted = list(range(len(reads)))
+        wanted = list(self._read_ranges(lane, plan, plan.merged()))
         for _ in range(_LOOKS_MAX):
-            with self._lock:
-                now = {number: self._catalogue.place(reads[number].header.slot) for number in wanted}
-            for number, place in now.items():
-                if place is None:
-                    raise TransferError(f"slot {reads[number].header.slot} holds nothing")
-                places[number] = place
-            ranges = [(number, part) for number in wanted for part in self._ranges(number, reads[number], places)]
-            failures = self._transferred(lane.read, [part for _, part in ranges])
-            failed = {ranges[at][0]: (ranges[at][1], said) for at, said in failures.items()}
-            with self._lock:
-                moved = [n for n in failed if self._catalogue.place(reads[n].header.slot) != places[n]]
-            for number, (part, said) in failed.items():
-                if number not in moved:
-                    faults[number] = self._what_is_missing(part, said)
-            if not moved:
-                return places, faults
-            wanted = moved
-        raise TransferError(f"slot {reads[wanted[0]].header.slot} was moved {_LOOKS_MAX} times while it was read")
+            if not wanted:
+                return faults
+            alone = [(part, [number]) for number in wanted for part in plan.alone(number)]
+            failed = self._read_ranges(lane, plan, alone)
+            wanted = []
+            for number, said in failed.items():
+                (place,) = self._look_up([plan.reads[number]])
+                if place != plan.places[number]:  # a compaction carried it elsewhere
+                    plan.places[number] = place
+                    wanted.append(number)
+                else:
+                    faults[number] = self._what_is_missing(plan.alone(number)[-1], said)
+        raise TransferError(f"slot {plan.reads[wanted[0]].header.slot} was moved {_LOOKS_MAX} times while it was read")
 
-    def _ranges(self, number: int, read: SlotRead, places: dict[int, Place]) -> list[ObjectRange]:
-        place = places[number]
-        name, at = blocks_name(self._prefix, place.mark), number * self._slot_bytes
-        if read.first == 0:
-            return [ObjectRange(name, place.offset, PAGE_BYTES + read.payload_bytes, at)]
-        payload_at = place.offset + PAGE_BYTES + read.offset
-        return [
-            ObjectRange(name, place.offset, PAGE_BYTES, at),
-            ObjectRange(name, payload_at, read.payload_bytes, at + PAGE_BYTES),
-        ]
+    def _look_up(self, reads: Sequence[SlotRead]) -> list[Place]:
+        places: list[Place] = []
+        with self._lock:
+            for read in reads:
+                place = self._catalogue.place(read.header.slot)
+                if place is None:
+                    raise TransferError(f"slot {read.header.slot} holds nothing")
+                places.append(place)
+        return places
+
+    def _read_ranges(
+        self, lane: NixlObjects, plan: ReadPlan, ranges: Sequence[tuple[ObjectRange, list[int]]]
+    ) -> dict[int, str]:
+        """What NIXL says of the reads whose range failed, by number."""
+        for _, numbers in ranges:
+            for number in numbers:
+                lane.spoil(plan.payload_at(number))
+                lane.spoil(plan.staged_end(number))
+        failures = self._transferred(lane.read, [part for part, _ in ranges])
+        return {number: said for at, said in failures.items() for number in ranges[at][1]}
 
     def _what_is_missing(self, part: ObjectRange, said: str) -> CorruptBlock:
-        """Why a range cannot be read: NIXL does not say. Raises `TransferError` where the range is there."""
+        """Why a range cannot be read: NIXL does not say. Raises `TransferError` where it is there."""
         size = self._asked(lambda: self._bucket.size_bytes(part.name))
         if size is None:
             return CorruptBlock(f"object {part.name} is gone")
@@ -307,12 +312,12 @@ class ObjectStore:
         """
         self._require_writable()
         self._compare_with_listing()
-        return self._rewrite_wasteful()
+        return self._rewrite_wasteful(blocks_max=self._descriptor.capacity_blocks)
 
-    def _rewrite_wasteful(self) -> int:
+    def _rewrite_wasteful(self, blocks_max: int) -> int:
         with self._compacting:
             with self._lock:
-                marks = self._catalogue.worth_rewriting(self._object_bytes)
+                marks = self._catalogue.worth_rewriting(self._object_bytes, blocks_max)
                 before = {mark: self._catalogue.objects[mark].index.object_bytes for mark in marks}
                 found = {block.header.slot: (place, block) for place, block in self._catalogue.blocks_of(marks)}
             written_bytes = 0
@@ -397,7 +402,7 @@ class ObjectStore:
         """See `SlotStore.upkeep`. The indexes are the table: there is none to save."""
         if self.upkeep_due and not self._broken:
             self._require_writable()
-            self._rewrite_wasteful()
+            self._rewrite_wasteful(blocks_max=_UPKEEP_BATCHES * self._batch_slots)
 
     def close(self, *, in_order: bool, generation_next: int) -> None:
         """See `SlotStore.close`."""

@@ -161,9 +161,9 @@ class CatalogueMachine(RuleBasedStateMachine):
             del self.slots[slot]
 
     @precondition(lambda self: self.slots)
-    @rule(data=st.data(), object_bytes=st.sampled_from([4096, 40_000]))
-    def compact(self, data: st.DataObject, object_bytes: int) -> None:
-        blocks = self.catalogue.blocks_of(self.catalogue.worth_rewriting(object_bytes))
+    @rule(data=st.data(), object_bytes=st.sampled_from([4096, 40_000]), blocks_max=st.sampled_from([3, 1000]))
+    def compact(self, data: st.DataObject, object_bytes: int, blocks_max: int) -> None:
+        blocks = self.catalogue.blocks_of(self.catalogue.worth_rewriting(object_bytes, blocks_max))
         if not blocks:
             return
         self.mark += 1

@@ -64,6 +64,7 @@ def test_an_object_shorter_than_asked_is_no_error_but_its_missing_end_is_spoilt(
 ) -> None:
     bucket.put(name, CONTENT[:10_000])
     objects.staging[:10_100] = CONTENT[:10_100]  # as an earlier read would have left it
+    objects.spoil(10_100)
     assert objects.read([ObjectRange(name, 0, 10_100, 0)]) == {}
     assert bytes(objects.staging[:10_000]) == CONTENT[:10_000]
     assert bytes(objects.staging[:10_100]) != CONTENT[:10_100]

@@ -195,6 +195,16 @@ def test_an_owner_that_cannot_renew_stops_writing_by_its_own_clock(place: Prefix
     owner.release(in_order=True, generation_next=2)
 
 
+def test_a_server_that_ignores_conditions_is_refused(place: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put_anyway(self: Bucket, name: str, content: bytes, tag: str | None) -> str:
+        self.put(name, content)
+        return "tag"
+
+    monkeypatch.setattr(Bucket, "put_if", put_anyway)
+    with pytest.raises(VolumeError, match="puts without looking at conditions"):
+        place.owner().acquire()
+
+
 def test_what_is_no_record_is_left_alone(place: Prefix) -> None:
     place.bucket.put(owner_name(place.prefix), b"someone's")
     with pytest.raises(VolumeError, match=r"is not ours .* it is left alone: give another prefix"):

@@ -138,6 +138,9 @@ def test_a_read_asks_for_the_range_of_its_block_only(
     assert read(volume, 2)[1] == {2: payload(2)}
     assert asked == [PAGE_BYTES + BLOCK_BYTES]
     del asked[:]
+    assert read(volume, 3, 0, 2, 1)[1] == {n: payload(n) for n in range(4)}
+    assert asked == [4 * (PAGE_BYTES + BLOCK_BYTES)], "neighbours come by one range"
+    del asked[:]
     from storage_agent.shards import Shard
 
     assert results(read(volume, 9, wanted=Shard(3, 4))[0]) == [Result.HIT]
@@ -190,17 +193,25 @@ def test_an_object_that_is_gone_is_corrupt_and_says_so(store: Store, volume: Vol
     assert_exact(volume)
 
 
-@pytest.mark.parametrize("left", [0, 100, -1, -BLOCK_BYTES - 10])
-def test_a_truncated_object_loses_the_blocks_behind_the_cut_only(store: Store, volume: Volume, left: int) -> None:
+@pytest.mark.parametrize("cut", ["to a byte", "in the index", "in the first", "in the second", "by a byte"])
+def test_a_truncated_object_loses_the_blocks_behind_the_cut_only(store: Store, volume: Volume, cut: str) -> None:
     volume.put([block(1), block(2)])
     read(volume, 1, 2)  # the right bytes are in the staging memory now
     (name,) = store.names()
-    content = store.content(name)
-    store.bucket.put(name, content[: left or 1] if left >= 0 else content[:left])
+    (index,) = store.indexes()
+    first, second = index.blocks
+    left = {
+        "to a byte": 1,
+        "in the index": 100,
+        "in the first": first.end - 1000,
+        "in the second": second.offset + 10,
+        "by a byte": second.end - 1,
+    }[cut]
+    store.bucket.put(name, store.content(name)[:left])
     reads, taken = read(volume, 1, 2)
-    expected = [Result.HIT if left < 0 else Result.CORRUPT, Result.CORRUPT]
-    assert results(reads) == expected
-    assert taken == ({1: payload(1)} if left < 0 else {})
+    is_whole = left >= first.end
+    assert results(reads) == [Result.HIT if is_whole else Result.CORRUPT, Result.CORRUPT]
+    assert taken == ({1: payload(1)} if is_whole else {})
 
 
 def test_objects_that_were_swapped_or_replaced_are_caught(store: Store, volume: Volume) -> None:
