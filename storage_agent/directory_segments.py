@@ -151,12 +151,14 @@ def blocks_of(segment: Segment, *, block_bytes_max: int) -> list[tuple[BlockHead
             rows = loaded[0]
             pages = rows.rows["page"].tolist()
             return [(rows.header(n), page) for n, page in enumerate(pages)]
-    return list(walk(segment, block_bytes_max=block_bytes_max))
+    return list(walk(segment, block_bytes_max=block_bytes_max, check_payloads=not segment.is_sealed))
 
 
-def walk(segment: Segment, *, block_bytes_max: int) -> Iterator[tuple[BlockHeader, int]]:
-    """Blocks from the first page on. Raises `OSError`."""
-    page = 1
+def walk(
+    segment: Segment, *, block_bytes_max: int, check_payloads: bool, first: int = 1
+) -> Iterator[tuple[BlockHeader, int]]:
+    """Blocks from page `first` on. Raises `OSError`."""
+    page = first
     view = whole_pages(page_ceiling(block_bytes_max))
     while page < segment.end:
         content = read_page(segment.fd, page * PAGE_BYTES)
@@ -169,7 +171,7 @@ def walk(segment: Segment, *, block_bytes_max: int) -> Iterator[tuple[BlockHeade
             length = page_ceiling(header.payload_bytes)
             if (page + 1) * PAGE_BYTES + length > segment.end * PAGE_BYTES:
                 return
-            if not segment.is_sealed:
+            if check_payloads:
                 read_into(segment.fd, view[:length], (page + 1) * PAGE_BYTES)
                 check_parts(view[: header.payload_bytes], header, checksums)
         except (BlockFormatError, CorruptBlock):

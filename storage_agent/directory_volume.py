@@ -26,6 +26,7 @@ from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.directory_folder import DirectoryFolder, Lying
 from storage_agent.directory_format import Place
 from storage_agent.directory_segments import Segment, block_pages, remove_segment, seal_segment
+from storage_agent.directory_view import inspect
 from storage_agent.errors import BlockFormatError, CorruptBlock, TransferError, VolumeError
 from storage_agent.kinds import Opening, VolumeKind, slot_kind
 from storage_agent.nixl_transfer import NixlTransfer, Offsets
@@ -448,4 +449,4 @@ def _open_store(opening: Opening) -> DirectoryStore:
     return DirectoryStore(opening.descriptor, opening.required_path, options, deadline_s=opening.deadline_s)
 
 
-KIND: VolumeKind = slot_kind(DirectoryOptions, _open_store)
+KIND: VolumeKind = slot_kind(DirectoryOptions, _open_store, inspect=inspect)
