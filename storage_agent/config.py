@@ -81,7 +81,7 @@ def load_settings(file: Path) -> AgentSettings:
 def settings_from_tables(tables: dict[str, object], file: Path) -> AgentSettings:
     """As `load_settings`, from tables that were read from `file` already: an agent inside a larger configuration."""
     try:
-        table = msgspec.convert(tables, _AgentTable)
+        table = msgspec.convert(tables, _AgentTable, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: {error}; correct or remove that key") from error
     folder = file.resolve().parent
@@ -123,6 +123,13 @@ def was_closed_in_order(descriptor: VolumeDescriptor, settings: AgentSettings) -
 def _reports(descriptor: VolumeDescriptor, settings: AgentSettings) -> Iterator[SlotReport]:
     with closing(inspect_volume(descriptor, settings.allowed_roots, settings.endpoints)) as inspection:
         yield from inspection.reports()
+
+
+def _path(kind: type, value: object) -> Path:
+    """TOML has no paths, and msgspec asks us about those it finds in a struct. Raises `TypeError`."""
+    if kind is not Path or not isinstance(value, str):
+        raise TypeError(f"a path is expected, {value!r} is given")
+    return Path(value)
 
 
 def _inside(folder: Path, endpoint: Endpoint) -> Endpoint:

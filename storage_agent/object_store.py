@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import structlog
@@ -32,6 +33,7 @@ _FACTS_BYTES_MAX = PAGE_BYTES + 256
 """A block's share of an index: its row, its time, and names no longer than its header page has room for."""
 _UPKEEP_BATCHES = 2
 """A put or delete that finds the volume wasteful copies no more than so many batches before it returns."""
+_PUTTERS_MAX = 8
 _LOOKS_MAX = 4
 """Times a read follows a block that a compaction carries from object to object."""
 
@@ -120,6 +122,7 @@ class ObjectStore:
         """Give the blocks slots. What nobody needs is deleted, what is not served any more is said to be free."""
         kept = newest_of_each(found)
         headers: list[BlockHeader] = []
+        partly_freed: list[int] = []
         for each in found:
             if each.index is None or each.mark not in kept:
                 continue
@@ -129,7 +132,8 @@ class ObjectStore:
                 headers.append(header._replace(slot=slots[number]))
             self._catalogue.add(each.index, slots, each.size_bytes)
             if len(each.freed) != len(each.index.blocks) - len(slots):
-                self._say_what_is_freed(each.mark)
+                partly_freed.append(each.mark)
+        self._say_what_is_freed(partly_freed)
         useless = [each.mark for each in found if each.is_ours and each.mark not in kept]
         self._delete_objects(useless)
         known = {each.mark for each in found}
@@ -271,20 +275,24 @@ class ObjectStore:
             with self._lock:
                 counts = {mark: len(self._catalogue.objects[mark].index.blocks) for mark in changed}
             self._delete_objects([mark for mark, freed in changed.items() if len(freed) == counts[mark]])
-            for mark, freed in changed.items():
-                if len(freed) < counts[mark]:
-                    self._put_freed(mark, counts[mark], freed)
+            partly = {mark: freed for mark, freed in changed.items() if len(freed) < counts[mark]}
+            self._put_freed({mark: pack_freed(mark, counts[mark], freed) for mark, freed in partly.items()})
             with self._lock:
                 self._catalogue.free(slots)
 
-    def _say_what_is_freed(self, mark: int) -> None:
+    def _say_what_is_freed(self, marks: Iterable[int]) -> None:
         with self._lock:
-            known = self._catalogue.objects[mark]
-            count, freed = len(known.index.blocks), known.freed
-        self._put_freed(mark, count, freed)
+            known = {mark: self._catalogue.objects[mark] for mark in marks}
+            packed = {mark: pack_freed(mark, len(each.index.blocks), each.freed) for mark, each in known.items()}
+        self._put_freed(packed)
 
-    def _put_freed(self, mark: int, count: int, freed: set[int]) -> None:
-        self._asked(lambda: self._bucket.put(freed_name(self._prefix, mark), pack_freed(mark, count, freed)))
+    def _put_freed(self, packed: dict[int, bytes]) -> None:
+        """Several at once, by mark."""
+        if not packed:
+            return
+        names = [freed_name(self._prefix, mark) for mark in packed]
+        with ThreadPoolExecutor(min(_PUTTERS_MAX, len(packed)), thread_name_prefix="object-freed") as putters:
+            self._asked(lambda: list(putters.map(self._bucket.put, names, packed.values())))
 
     def _delete_objects(self, marks: Iterable[int]) -> None:
         """Blocks before what is freed of them, so that a crash in between leaves none that come back."""
@@ -367,12 +375,10 @@ class ObjectStore:
                 old = {source.mark for source in sources}
                 emptied = [mark for mark in old if mark not in self._catalogue.objects]
             if len(slots) < len(index.blocks):  # deleted meanwhile
-                if slots:
-                    self._say_what_is_freed(index.mark)
-                else:
+                old.add(index.mark)
+                if not slots:
                     emptied.append(index.mark)
-            for mark in old.difference(emptied):
-                self._say_what_is_freed(mark)
+            self._say_what_is_freed(old.difference(emptied))
             self._delete_objects(emptied)
 
     def _compare_with_listing(self) -> None:

@@ -13,6 +13,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,8 @@ class SeaweedServer:
         command = [
             program, "-logtostderr=true", "server", f"-dir={self._folder / 'objects'}", "-ip=127.0.0.1",
             "-ip.bind=127.0.0.1", f"-master.port={master}", f"-master.port.grpc={master_grpc}",
-            "-master.telemetry=false", "-master.electionTimeout=1s", "-master.heartbeatInterval=100ms", "-master.raftHashicorp", "-master.volumeSizeLimitMB=256", f"-volume.port={volume}",
+            "-master.telemetry=false", "-master.electionTimeout=1s", "-master.heartbeatInterval=100ms",
+            "-master.raftHashicorp", "-master.volumeSizeLimitMB=256", f"-volume.port={volume}",
             f"-volume.port.grpc={volume_grpc}", "-volume.max=16", "-volume.minFreeSpace=0", "-filer",
             f"-filer.port={filer}", f"-filer.port.grpc={filer_grpc}",
             f"-filer.localSocket={self._folder / 'filer.sock'}", "-s3", f"-s3.port={s3}", f"-s3.port.grpc={s3_grpc}",
@@ -72,6 +74,16 @@ class SeaweedServer:
             assert self._process.poll() is None, (self._folder / "server.log").read_text()
             assert time.monotonic() < deadline, (self._folder / "server.log").read_text()
             time.sleep(0.05)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It takes connections meanwhile and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """As a crash would. Nothing where it does not run."""

@@ -158,7 +158,7 @@ def test_whatever_request_it_dies_in_acknowledged_blocks_are_there_and_nothing_i
 ) -> None:
     _, requests = die_at(new_case(seaweed), None)
     assert requests > 12
-    for number in range(0, requests, 1 if EVERY else 4):
+    for number in range(0, requests, 1 if EVERY else 2):
         case = new_case(seaweed)
         said, _ = die_at(case, number)
         with case.opened() as volume:

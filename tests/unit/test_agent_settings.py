@@ -105,6 +105,17 @@ def settings(tmp_path: Path) -> AgentSettings:
     return loaded
 
 
+def test_endpoints_have_their_keys_in_files_beside_the_settings(tmp_path: Path) -> None:
+    keys = 'access_key_file = "access"\nsecret_key_file = "/run/secret"\n'
+    table = f'[endpoints.store]\nurl = "http://s3.example"\n{keys}'
+    loaded = load_settings(write(tmp_path, TEXT + table))
+    endpoint = loaded.endpoints["store"]
+    assert (endpoint.url, endpoint.region) == ("http://s3.example", "")
+    assert (endpoint.access_key_file, endpoint.secret_key_file) == (tmp_path / "access", Path("/run/secret"))
+    with pytest.raises(ConfigError, match=r"a path is expected, 7 is given - at .*\.access_key_file"):
+        load_settings(write(tmp_path, TEXT + table.replace('"access"', "7")))
+
+
 def test_a_scan_reports_every_slot_of_every_volume_and_changes_nothing(settings: AgentSettings) -> None:
     files = [Path(volume.path) for volume in settings.volumes]
     with files[0].open("r+b") as file:

@@ -8,16 +8,18 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from storage_agent.block_header import PAGE_BYTES
 from storage_agent.endpoints import Endpoint
 from storage_agent.errors import VolumeError
-from storage_agent.kinds import inspect_volume
+from storage_agent.kinds import inspect_volume, prepare
 from storage_agent.object_bucket import Bucket
 from storage_agent.object_format import ObjectIndex, blocks_name, freed_name, pack_index, unpack_index
 from storage_agent.object_store import ObjectStore
@@ -42,6 +44,7 @@ from storage_agent.volume_contract import (
     read,
     results,
 )
+from storage_agent.volumes_command import app as volumes_app
 from tests.ports import free_ports
 from tests.seaweed import BUCKET, SeaweedServer
 
@@ -320,6 +323,31 @@ def test_more_blocks_than_the_capacity_are_refused_and_left_alone(store: Store) 
         assert held(volume) == set(range(5))
 
 
+# A server that does not answer
+
+
+def test_a_server_that_is_too_slow_fails_what_was_asked_and_is_whole_when_opened_again(
+    store: Store, seaweed: SeaweedServer
+) -> None:
+    kind, opening = prepare(store.case.descriptor(), [], store.case.endpoints)
+    volume = kind.open(replace(opening, deadline_s=0.3))
+    volume.put([block(1), block(2)])
+    with seaweed.paused():
+        outcomes = volume.put([block(3), block(4), block(5)])
+        assert results(outcomes) == [Result.FAILED] * 3
+        assert "no answer in 0.3 s" in outcomes[0].reason
+        assert "no answer in 0.3 s" in volume.stat().degraded
+        assert results(read(volume, 1)[0]) == [Result.FAILED], "it is not waited for again"
+        assert results(volume.delete(keys(1))) == [Result.FAILED]
+    assert volume.stat().blocks + volume.stat().slots_free == CAPACITY
+    volume.close()
+    with store.case.opened() as volume:
+        assert held(volume) >= {1, 2}
+        assert held(volume) <= {1, 2, 3, 4, 5}, "a put whose answer was late may be there, whole"
+        assert read(volume, *held(volume))[1] == {n: payload(n) for n in held(volume)}
+        assert_exact(volume)
+
+
 # Time to live
 
 
@@ -507,6 +535,53 @@ def test_an_inspection_of_nothing_or_of_another_volume_is_refused(store: Store) 
         id="other"
     ):
         pass
+
+
+def test_a_person_can_check_and_repair_it_by_command(store: Store, tmp_path: Path) -> None:
+    with store.case.opened() as volume:
+        volume.put([block(n) for n in range(3)])
+    (name,) = store.names()
+    (index,) = store.indexes()
+    content = bytearray(store.content(name))
+    content[index.blocks[1].end - 1] ^= 1
+    store.bucket.put(name, bytes(content))
+    settings = tmp_path / "agent.toml"
+    settings.write_text(
+        f"""
+        name = "host"
+        command_url = "tcp://127.0.0.1:1"
+        event_url = "memory://unused"
+        allowed_roots = []
+        [endpoints.store]
+        url = "{store.endpoint.url}"
+        access_key_file = "{store.endpoint.access_key_file}"
+        secret_key_file = "{store.endpoint.secret_key_file}"
+        [[volumes]]
+        id = "contract"
+        kind = "object"
+        capacity_blocks = {CAPACITY}
+        block_bytes_max = {BLOCK_BYTES}
+        options = {{ endpoint = "store", bucket = "{BUCKET}", prefix = "{store.prefix}" }}
+        """
+    )
+
+    def run(command: str) -> tuple[int | None, str, str]:
+        done = CliRunner().invoke(volumes_app, [command, "--config", str(settings)], env={"COLUMNS": "200"})
+        return done.exit_code, done.output, str(done.exception or "")
+
+    status, output, error = run("verify")
+    assert status != 0
+    assert "has checksum" in output, error
+    assert "contract: slots are torn or doubled" in error
+    status, output, error = run("fsck")
+    assert status != 0
+    assert "contract: blocks were lost" in error
+    status, output, error = run("fsck")
+    assert (status, error) == (0, "")
+    status, output, error = run("verify")
+    assert (status, error) == (0, "")
+    with store.case.opened() as volume:
+        assert held(volume) == {0, 2}
 
 
 # Configuration
