@@ -259,35 +259,37 @@ class RemoteVolume:
     def _borrow(
         self, keys: Sequence[BlockKey], first: int, accept: Accept, wanted: Shard | None
     ) -> list[ReadResult]:
-        """The first of `keys`, as many as are lent at once."""
-        shard = (wanted.index, wanted.count) if wanted is not None else None
-        request = BorrowRequest(self._volume, keys_to_wire(keys), shard)
-        started = time.monotonic()
-        with self._owner() as owner:
-            reply = owner.ask(request, BorrowReply)
+        """The first of `keys`, as many as are lent at once. Raises as `_owner`, and `TransferError`."""
+        request = BorrowRequest(self._volume, keys_to_wire(keys), (wanted.index, wanted.count) if wanted else None)
         results: dict[int, ReadResult] = {}
-        places: list[tuple[int, PlaceWire]] = []
-        for number, lent in enumerate(reply.lent):
-            if lent.place is not None:
-                places.append((number, lent.place))
-            else:
-                outcome = outcome_of_block_from_wire(lent.outcome)
-                results[number] = ReadResult(msgspec.structs.replace(outcome, volume=self.descriptor.id))
-        try:
-            if places:
-                self._pull(reply, places, first, accept, results)
-        finally:
-            if reply.loan:
-                self._agent.ask_only(ReturnRequest(reply.loan))
-        self._read_bytes_total += sum(r.outcome.payload_bytes for r in results.values() if r.header is not None)
-        self._read_seconds_total += time.monotonic() - started
-        self._corrupt_total += sum(r.outcome.result is Result.CORRUPT for r in results.values())
+        # Ours first: who waited for it with a loan would keep the owner's memory from who has it and waits for a loan.
+        with self._window.exclusive() as memory:
+            started = time.monotonic()
+            with self._owner() as owner:
+                reply = owner.ask(request, BorrowReply)
+            places: list[tuple[int, PlaceWire]] = []
+            for number, lent in enumerate(reply.lent):
+                if lent.place is not None:
+                    places.append((number, lent.place))
+                else:
+                    outcome = outcome_of_block_from_wire(lent.outcome)
+                    results[number] = ReadResult(msgspec.structs.replace(outcome, volume=self.descriptor.id))
+            try:
+                if places:
+                    self._pull(reply, places, memory, first, accept, results)
+            finally:
+                if reply.loan:
+                    self._agent.ask_only(ReturnRequest(reply.loan))
+            self._read_bytes_total += sum(r.outcome.payload_bytes for r in results.values() if r.header is not None)
+            self._read_seconds_total += time.monotonic() - started
+            self._corrupt_total += sum(r.outcome.result is Result.CORRUPT for r in results.values())
         return [results[number] for number in range(len(reply.lent))]
 
     def _pull(
         self,
         reply: BorrowReply,
         places: Sequence[tuple[int, PlaceWire]],
+        memory: memoryview,
         first: int,
         accept: Accept,
         results: dict[int, ReadResult],
@@ -295,19 +297,16 @@ class RemoteVolume:
         """Raises `TransferError`."""
         headers = [header_from_wire(place.header) for _, place in places]
         addresses = [place.address for _, place in places]
-        with self._window.exclusive() as memory:
-            for part in parts_that_fit(headers, self._window.window_bytes):
-                pulled = pulled_blocks(
-                    self._window, memory, reply.metadata, reply.mark, headers[part], addresses[part]
-                )
-                for (number, _), header, payload in zip(places[part], headers[part], pulled, strict=True):
-                    if isinstance(payload, CorruptBlock):  # the loan was over; the copy there is good
-                        reason = f"what was pulled is not what was lent: {payload}"
-                        results[number] = ReadResult(self._outcome(header.key, Result.FAILED, reason=reason))
-                        continue
-                    refused = accept(first + number, header, payload)
-                    result = Result.FAILED if refused else Result.HIT
-                    results[number] = ReadResult(self._outcome(header.key, result, payload.nbytes, refused), header)
+        for part in parts_that_fit(headers, self._window.window_bytes):
+            pulled = pulled_blocks(self._window, memory, reply.metadata, reply.mark, headers[part], addresses[part])
+            for (number, _), header, payload in zip(places[part], headers[part], pulled, strict=True):
+                if isinstance(payload, CorruptBlock):  # the loan was over; the copy there is good
+                    reason = f"what was pulled is not what was lent: {payload}"
+                    results[number] = ReadResult(self._outcome(header.key, Result.FAILED, reason=reason))
+                    continue
+                refused = accept(first + number, header, payload)
+                result = Result.FAILED if refused else Result.HIT
+                results[number] = ReadResult(self._outcome(header.key, result, payload.nbytes, refused), header)
 
     # The owner
 
