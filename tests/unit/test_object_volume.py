@@ -19,12 +19,14 @@ from typer.testing import CliRunner
 from storage_agent.block_header import PAGE_BYTES
 from storage_agent.endpoints import Endpoint
 from storage_agent.errors import VolumeError
+from storage_agent.faulty_volume import FaultyOptions, FaultyStore
 from storage_agent.kinds import inspect_volume, prepare
 from storage_agent.object_bucket import Bucket
 from storage_agent.object_format import ObjectIndex, blocks_name, freed_name, pack_index, unpack_index
 from storage_agent.object_store import ObjectStore
-from storage_agent.object_volume import ObjectVolume
+from storage_agent.object_volume import KIND, ObjectVolume
 from storage_agent.port import Result
+from storage_agent.slot_volume import SlotVolume
 from storage_agent.volume import Volume
 from storage_agent.volume_contract import (
     BLOCK_BYTES,
@@ -634,3 +636,34 @@ def test_block_sizes_from_one_byte_to_the_largest_come_back(seaweed: SeaweedServ
         volume.put([block(n, size) for n, size in enumerate(sizes)], read_back=True)
     with store.case.opened(block_bytes_max=1_000_000) as volume:
         assert read(volume, *range(len(sizes)))[1] == {n: payload(n, size) for n, size in enumerate(sizes)}
+
+
+def test_without_files_of_keys_those_of_the_environment_are_used(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store.endpoint.access_key_file is not None
+    assert store.endpoint.secret_key_file is not None
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", store.endpoint.access_key_file.read_text().strip())
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", store.endpoint.secret_key_file.read_text().strip())
+    case = VolumeCase(
+        kind="object", options=store.case.options, endpoints={"store": Endpoint(url=store.endpoint.url)}
+    )
+    with case.opened() as volume:
+        assert results(volume.put([block(1)])) == [Result.STORED]
+        assert read(volume, 1)[1] == {1: payload(1)}
+
+
+def test_what_is_torn_or_flipped_on_the_way_to_it_is_never_served(store: Store) -> None:
+    _, opening = prepare(store.case.descriptor(), [], store.case.endpoints)
+    assert KIND.open_store is not None
+    options = FaultyOptions(seed=3, torn=0.3, flipped=0.3)
+    faulty = FaultyStore(KIND.open_store(opening), options, pause=threading.Event().wait)
+    with closing(SlotVolume(opening.descriptor, faulty, on_stored=list, on_freed=list)) as volume:
+        outcomes = [volume.put([block(number)], read_back=True)[0].result for number in range(12)]
+        stored = {number for number, result in enumerate(outcomes) if result is Result.STORED}
+        assert 0 < len(stored) < 12
+        assert read(volume, *range(12))[1] == {n: payload(n) for n in stored}
+        assert_exact(volume)
+    with store.case.opened() as volume:
+        assert held(volume) == stored, "what failed to verify was freed"
+        assert volume.scrub().corrupt == 0
