@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
-
-import numpy as np
 
 from storage_agent.block_header import PAGE_BYTES, ZERO_PAGE
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import BlockFormatError, VolumeError
-from storage_agent.files import free_bytes, read_page, sync_folder, try_lock, write_page
+from storage_agent.files import free_bytes, read_page, try_lock, write_page
 from storage_agent.slab_format import (
     INTENTS_OFFSET,
-    NO_TABLE,
     SESSION_OFFSET,
     SUPERBLOCK_OFFSETS,
     Intents,
@@ -25,11 +22,11 @@ from storage_agent.slab_format import (
     Superblock,
     pack_intents,
     pack_session,
-    pack_superblock,
     unpack_intents,
     unpack_session,
     unpack_superblock,
 )
+from storage_agent.slab_making import device_bytes, make_slab_file, make_slab_on_device, write_superblock
 
 
 class SlabFile:
@@ -42,15 +39,16 @@ class SlabFile:
         self.session = session
         """As found when opened; None where its page is damaged."""
         self.mode = "buffered"
+        self.is_device = stat.S_ISBLK(os.fstat(fd).st_mode)
 
     @property
     def was_closed_in_order(self) -> bool:
         return self.session is not None and not self.session.is_open
 
     @property
-    def table_path(self) -> Path:
-        """Where the slot table is saved."""
-        return self.path.with_name(f"{self.path.name}.table")
+    def table_path(self) -> Path | None:
+        """Where the slot table is saved; None where it is not: a block device has no folder of its own."""
+        return None if self.is_device else self.path.with_name(f"{self.path.name}.table")
 
     def probe_direct(self) -> None:
         """Switch to O_DIRECT where the file system takes it; sets `mode`."""
@@ -101,25 +99,33 @@ class SlabFile:
         name = f"volume {before.volume_id!r}"
         try:
             if wanted.file_bytes > before.file_bytes:
-                more_bytes = wanted.file_bytes - before.file_bytes
-                if free_bytes(self.fd) < more_bytes:
-                    raise VolumeError(f"{name} needs {more_bytes} bytes more, {free_bytes(self.fd)} are free")
-                os.posix_fallocate(self.fd, before.file_bytes, more_bytes)
-                self._zero_headers(before.capacity_blocks, wanted)
-                os.fsync(self.fd)
+                self._make_room(name, wanted)
             write_superblock(self.fd, wanted)
-            self.superblock = wanted
-            os.ftruncate(self.fd, wanted.file_bytes)
         except OSError as error:
+            with suppress(OSError):  # one copy may say the new size already: neither may stay
+                write_superblock(self.fd, wanted.resized(before.capacity_blocks))
             raise VolumeError(f"{name} cannot be resized to {capacity_blocks} blocks: {error.strerror}") from error
+        self.superblock = wanted
+        if not self.is_device:
+            with suppress(OSError):  # what is past the end does no harm
+                os.ftruncate(self.fd, wanted.file_bytes)
 
-    def _zero_headers(self, first: int, wanted: Superblock) -> None:
-        """A resize cut short may have left bytes of another time past the end."""
-        end = os.fstat(self.fd).st_size
-        for slot in range(first, wanted.capacity_blocks):
+    def _make_room(self, name: str, wanted: Superblock) -> None:
+        """Raises `VolumeError` where there is none, `OSError`."""
+        before = self.superblock
+        more_bytes = wanted.file_bytes - before.file_bytes
+        end_bytes = device_bytes(self.fd) if self.is_device else os.fstat(self.fd).st_size
+        room_bytes = end_bytes - before.file_bytes if self.is_device else free_bytes(self.fd)
+        if room_bytes < more_bytes:
+            raise VolumeError(f"{name} needs {more_bytes} bytes more, {room_bytes} are free")
+        if not self.is_device:
+            os.posix_fallocate(self.fd, before.file_bytes, more_bytes)
+        # A resize cut short, or another life of the device, may have left bytes past the end.
+        for slot in range(before.capacity_blocks, wanted.capacity_blocks):
             offset = wanted.slot_offset(slot)
-            if offset + PAGE_BYTES <= end and read_page(self.fd, offset) != ZERO_PAGE:
+            if offset + PAGE_BYTES <= end_bytes and read_page(self.fd, offset) != ZERO_PAGE:
                 write_page(self.fd, offset, ZERO_PAGE)
+        os.fsync(self.fd)
 
     def close(self) -> None:
         """Idempotent."""
@@ -128,21 +134,26 @@ class SlabFile:
             self.fd = -1
 
 
-def open_slab(descriptor: VolumeDescriptor, path: Path) -> SlabFile:
+def open_slab(descriptor: VolumeDescriptor, path: Path, *, may_overwrite: bool = False) -> SlabFile:
     """Open the slab at `path`, made first where there is none, and lock it against every other opener.
 
-    Its capacity is the one that is found. Raises `VolumeError`: no room, another opener, not a slab, or a slab of
-    another volume or block size.
+    `may_overwrite`: a block device that holds something else may be made one. Its capacity is the one that is found.
+    Raises `VolumeError`: no room, another opener, not a slab, or a slab of another volume or block size.
     """
     if not path.parent.is_dir():
         raise VolumeError(f"volume {descriptor.id!r}: there is no folder {path.parent}; make it first")
     try:
-        fd = _create(descriptor, path) if not path.exists() else _open_locked(descriptor, path)
+        fd = make_slab_file(descriptor, path) if not path.exists() else _open_locked(descriptor, path)
     except OSError as error:
         raise VolumeError(f"volume {descriptor.id!r}: {path} cannot be opened: {error.strerror}") from error
     try:
+        if stat.S_ISBLK(os.fstat(fd).st_mode) and not _superblocks(fd)[0]:
+            make_slab_on_device(descriptor, path, fd, may_overwrite=may_overwrite)
         slab = _read_slab(descriptor, path, fd)
         slab.probe_direct()
+    except OSError as error:
+        os.close(fd)
+        raise VolumeError(f"volume {descriptor.id!r}: {path} cannot be used: {error.strerror}") from error
     except VolumeError:
         os.close(fd)
         raise
@@ -195,64 +206,15 @@ def _open_locked(descriptor: VolumeDescriptor, path: Path) -> int:
     return fd
 
 
-def _create(descriptor: VolumeDescriptor, path: Path) -> int:
-    """Make the file under another name, whole and durable, and give it its own last: no half-made slab is ever seen."""
-    draft = path.with_name(f".{path.name}.creating")
-    fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    is_ours = False
-    try:
-        # Between the open and the lock another creator may have finished with this very file.
-        is_ours = try_lock(fd) and _is_same_file(fd, draft)
-        if not is_ours or path.exists():
-            raise VolumeError(
-                f"volume {descriptor.id!r}: {path} is being made by another process; try again when it is done"
-            )
-        _fill_draft(descriptor, path, fd)
-        os.rename(draft, path)
-        sync_folder(path.parent)
-    except (OSError, VolumeError):
-        if is_ours and _is_same_file(fd, draft):
-            os.unlink(draft)
-        os.close(fd)
-        raise
-    return fd
-
-
-def _fill_draft(descriptor: VolumeDescriptor, path: Path, fd: int) -> None:
-    mark = int.from_bytes(os.urandom(8), "little")
-    superblock = Superblock(descriptor.id, descriptor.capacity_blocks, descriptor.block_bytes_max, mark)
-    os.ftruncate(fd, 0)
-    free = free_bytes(fd)
-    if free < superblock.file_bytes:
-        raise _no_room(descriptor, path, superblock.file_bytes, free)
-    try:
-        os.posix_fallocate(fd, 0, superblock.file_bytes)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise _no_room(descriptor, path, superblock.file_bytes, free) from error
-        raise VolumeError(
-            f"volume {descriptor.id!r}: {superblock.file_bytes} bytes cannot be set aside for {path}: {error.strerror}"
-        ) from error
-    write_superblock(fd, superblock)
-    write_page(fd, SESSION_OFFSET, pack_session(Session(is_open=False, pid=0, generation_next=1)))
-    untouched = np.zeros(superblock.regions, dtype=np.bool_)
-    write_page(fd, INTENTS_OFFSET, pack_intents(Intents(NO_TABLE, NO_TABLE, superblock.region_slots, untouched)))
-    os.fsync(fd)
-
-
-def write_superblock(fd: int, superblock: Superblock) -> None:
-    """Both copies, each durable before the next. Raises `OSError`."""
-    for offset in SUPERBLOCK_OFFSETS:
-        write_page(fd, offset, pack_superblock(superblock))
-        os.fdatasync(fd)
-
-
 def _read_slab(descriptor: VolumeDescriptor, path: Path, fd: int) -> SlabFile:
     name = f"volume {descriptor.id!r}"
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise VolumeError(f"{name}: {path} is not a regular file; give a path where a file can be made")
+        is_device = stat.S_ISBLK(status.st_mode)
+        if not (is_device or stat.S_ISREG(status.st_mode)):
+            raise VolumeError(
+                f"{name}: {path} is neither a regular file nor a block device; give a path where a file can be made"
+            )
         superblock = _read_superblock(fd, f"{name}: {path}")
         found = (superblock.volume_id, superblock.block_bytes_max)
         if found != (descriptor.id, descriptor.block_bytes_max):
@@ -261,10 +223,9 @@ def _read_slab(descriptor: VolumeDescriptor, path: Path, fd: int) -> SlabFile:
                 f"bytes, asked for are {descriptor.id!r} and {descriptor.block_bytes_max}; restore the settings or "
                 "give another path"
             )
-        if status.st_size < superblock.file_bytes:
-            raise VolumeError(
-                f"{name}: {path} has {status.st_size} of {superblock.file_bytes} bytes; restore or remove it"
-            )
+        size_bytes = device_bytes(fd) if is_device else status.st_size
+        if size_bytes < superblock.file_bytes:
+            raise VolumeError(f"{name}: {path} has {size_bytes} of {superblock.file_bytes} bytes; restore or remove it")
         return SlabFile(path, fd, superblock, _read_session(fd))
     except OSError as error:
         raise VolumeError(f"{name}: {path} cannot be read: {error.strerror}") from error
@@ -272,6 +233,14 @@ def _read_slab(descriptor: VolumeDescriptor, path: Path, fd: int) -> SlabFile:
 
 def _read_superblock(fd: int, what: str) -> Superblock:
     """The newer of the two copies that are whole."""
+    found, reason = _superblocks(fd)
+    if not found:
+        raise VolumeError(f"{what} is not a slab ({reason}); it is left alone: move it away or give another path")
+    return max(found, key=lambda superblock: superblock.edition)
+
+
+def _superblocks(fd: int) -> tuple[list[Superblock], str]:
+    """The copies that are whole, and why the first other is not."""
     found: list[Superblock] = []
     reason = ""
     for offset in SUPERBLOCK_OFFSETS:
@@ -279,9 +248,7 @@ def _read_superblock(fd: int, what: str) -> Superblock:
             found.append(unpack_superblock(read_page(fd, offset)))
         except BlockFormatError as error:
             reason = reason or str(error)
-    if not found:
-        raise VolumeError(f"{what} is not a slab ({reason}); it is left alone: move it away or give another path")
-    return max(found, key=lambda superblock: superblock.edition)
+    return found, reason
 
 
 def _read_session(fd: int) -> Session | None:
@@ -300,17 +267,3 @@ def _holder(fd: int) -> str:
     if session is None or not session.is_open:
         return "another process"
     return f"process {session.pid} on {session.host}"
-
-
-def _is_same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
-        return False
-
-
-def _no_room(descriptor: VolumeDescriptor, path: Path, needed_bytes: int, free: int) -> VolumeError:
-    return VolumeError(
-        f"volume {descriptor.id!r} needs {needed_bytes} bytes, {path.parent} has {free} free: "
-        "lower capacity_blocks or free some space"
-    )

@@ -54,13 +54,13 @@ def _start(slab: SlabFile) -> tuple[SlotRows, Intents | None, Regions]:
     superblock = slab.superblock
     intents = slab.read_intents()
     if intents is not None and slab.session is not None:  # a damaged page beside them makes them suspect too
-        loaded = load_rows(
+        loaded = slab.table_path and load_rows(
             slab.table_path,
             file_mark=superblock.mark,
             row_count=superblock.capacity_blocks,
             table_marks=(intents.table, intents.table_next),
         )
-        if loaded is not None:
+        if loaded:
             rows, mark = loaded
             return rows, replace(intents, table=mark), intents.changed
         if intents.table == NO_TABLE:

@@ -42,15 +42,22 @@ _SAVE_SHARE = 8
 
 
 class SlabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A slab has no options."""
+    """`format_device`: a block device that holds something other than a slab is made one, and loses it."""
+
+    format_device: bool = False
+
+
+NO_OPTIONS = SlabOptions()
 
 
 class SlabStore:
     """Implements `slot_store.SlotStore`: one batch of transfers at a time, in order of arrival."""
 
-    def __init__(self, descriptor: VolumeDescriptor, path: Path, *, deadline_s: float) -> None:
+    def __init__(
+        self, descriptor: VolumeDescriptor, path: Path, options: SlabOptions = NO_OPTIONS, *, deadline_s: float
+    ) -> None:
         """Open `path`, or make it. `path` is validated already. Raises `VolumeError`."""
-        self._slab = open_slab(descriptor, path)
+        self._slab = open_slab(descriptor, path, may_overwrite=options.format_device)
         self._intents_lock = threading.Lock()
         self._saving = threading.Lock()
         superblock = self._slab.superblock
@@ -176,12 +183,17 @@ class SlabStore:
     @property
     def upkeep_due(self) -> bool:
         """See `SlotStore.upkeep_due`."""
+        if self._slab.table_path is None:
+            return False
         with self._intents_lock:
             changed = self._intents.changed_regions
         return changed > max(_SAVE_REGIONS_MIN, self._slab.superblock.regions // _SAVE_SHARE)
 
     def upkeep(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
         """See `SlotStore.upkeep`."""
+        table_path = self._slab.table_path
+        if table_path is None:
+            return
         with self._saving:
             with self._intents_lock:
                 intents = self._intents
@@ -191,7 +203,7 @@ class SlabStore:
             superblock = self._slab.superblock
             if len(rows) != superblock.capacity_blocks:
                 return  # it is being resized
-            save_rows(self._slab.table_path, rows, file_mark=superblock.mark, table_mark=table_mark)
+            save_rows(table_path, rows, file_mark=superblock.mark, table_mark=table_mark)
             with self._intents_lock:
                 if self._intents is intents:
                     intents.end_save(unsettled, _draw_mark())
@@ -258,7 +270,9 @@ class SlabInspection:
 
 
 def _open_store(opening: Opening) -> SlabStore:
-    return SlabStore(opening.descriptor, opening.required_path, deadline_s=opening.deadline_s)
+    options = opening.options
+    assert isinstance(options, SlabOptions)
+    return SlabStore(opening.descriptor, opening.required_path, options, deadline_s=opening.deadline_s)
 
 
 def _inspect(opening: Opening) -> SlabInspection:

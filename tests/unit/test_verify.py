@@ -165,6 +165,7 @@ def zero_slot(folder: Path, volume: int, number: int) -> None:
     descriptor = load_settings(folder / "agent.toml").volumes[volume]
     slab = open_slab(descriptor, Path(descriptor.path))
     slab.erase_headers([report.slot for report in reports(slab) if report.key == key(number)])
+    assert slab.table_path is not None
     slab.table_path.unlink()
     slab.close()
 
