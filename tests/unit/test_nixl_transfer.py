@@ -160,3 +160,26 @@ def test_a_forked_child_is_refused(transfer: NixlTransfer) -> None:
             os._exit(0 if "cannot be used after a fork" in str(error) else 2)
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_files_come_and_go_and_each_gets_its_own_bytes(transfer: NixlTransfer, fd: int, tmp_path: Path) -> None:
+    second = os.open(tmp_path / "second", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(second, FILE_BYTES)
+    with transfer.exclusive() as staging:
+        transfer.add_file(second, FILE_BYTES)
+        staging[: 2 * PAGE] = b"\1" * PAGE + b"\2" * PAGE
+        transfer.write(pages(5, 5), pages(0, 1), pages(1, 1), np.array([fd, second], dtype=np.uint64))
+    assert [os.pread(each, 1, 5 * PAGE) for each in (fd, second)] == [b"\1", b"\2"]
+    with transfer.exclusive():
+        transfer.forget_file(second)
+    os.close(second)
+    # The number may belong to another file now: nothing may be written there.
+    third = os.open(tmp_path / "third", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(third, FILE_BYTES)
+    with transfer.exclusive():
+        with pytest.raises(TransferError):
+            transfer.write(pages(5), pages(0), pages(1), np.array([second], dtype=np.uint64))
+        transfer.write(pages(6), pages(0), pages(1))
+    assert os.pread(third, FILE_BYTES, 0) == bytes(FILE_BYTES)
+    assert os.pread(fd, 1, 6 * PAGE) == b"\1"
+    os.close(third)
