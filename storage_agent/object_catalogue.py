@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from storage_agent.block_header import BlockHeader
-from storage_agent.object_format import ObjectIndex, StoredBlock
+from storage_agent.object_format import Numbers, ObjectIndex, StoredBlock
 
 _SLACK_OBJECTS = 8
 """So many objects' worth of waste is never worth the work."""
@@ -21,23 +22,34 @@ class Place(NamedTuple):
     offset: int
 
 
-@dataclass(slots=True)
 class KnownObject:
-    """An object and what of it is held. `slots`: by number of the block, those that are not free."""
+    """An object and what of it is held. `slots`: of its blocks, by number; -1 where one is free.
 
-    index: ObjectIndex
-    size_bytes: int
-    """As it was listed: less than the index says where it was cut."""
-    slots: dict[int, int] = field(default_factory=dict)
+    `size_bytes`: as it was listed; less than the index says where it was cut.
+    """
+
+    __slots__ = ("index", "oldest_ms", "size_bytes", "slots")
+
+    def __init__(self, index: ObjectIndex, slots: dict[int, int], size_bytes: int) -> None:
+        self.index = index
+        self.size_bytes = size_bytes
+        self.slots: Numbers = np.full(len(index), -1, dtype=np.int64)
+        self.slots[list(slots)] = list(slots.values())
+        self.oldest_ms = int(index.stored_ms.min())
+
+    @property
+    def held(self) -> list[int]:
+        """Numbers of the blocks that are not free."""
+        return np.flatnonzero(self.slots >= 0).tolist()
 
     @property
     def freed(self) -> set[int]:
-        return set(range(len(self.index.blocks))) - self.slots.keys()
+        return set(np.flatnonzero(self.slots < 0).tolist())
 
     @property
     def held_bytes(self) -> int:
         """Of the blocks that are not free."""
-        return sum(block.end - block.offset for block in (self.index.blocks[entry] for entry in self.slots))
+        return int(self.index.block_bytes[self.slots >= 0].sum())
 
 
 class ObjectCatalogue:
@@ -45,29 +57,31 @@ class ObjectCatalogue:
 
     def __init__(self) -> None:
         self.objects: dict[int, KnownObject] = {}
-        self._places: dict[int, Place] = {}
-        self._headers: dict[int, BlockHeader] = {}
+        self._marks: dict[int, int] = {}
+        """By slot."""
         self._object_bytes = 0
         self._held_bytes = 0
 
     def add(self, index: ObjectIndex, slots: dict[int, int], size_bytes: int | None = None) -> None:
         """An object is there; `slots` are those of its blocks that are held, by number of the block."""
-        self.objects[index.mark] = KnownObject(index, size_bytes or index.object_bytes, dict(slots))
+        known = self.objects[index.mark] = KnownObject(index, slots, size_bytes or index.object_bytes)
         self._object_bytes += index.object_bytes
-        for entry, slot in slots.items():
-            block = index.blocks[entry]
-            self._held_bytes += block.end - block.offset
-            self._places[slot] = Place(index.mark, entry, block.offset)
-            self._headers[slot] = block.header._replace(slot=slot)
+        self._held_bytes += known.held_bytes
+        self._marks |= dict.fromkeys(slots.values(), index.mark)
 
     def place(self, slot: int) -> Place | None:
-        return self._places.get(slot)
+        mark = self._marks.get(slot)
+        if mark is None:
+            return None
+        known = self.objects[mark]
+        (entry,) = np.flatnonzero(known.slots == slot).tolist()
+        return Place(mark, entry, int(known.index.offsets[entry]))
 
     def after_freeing(self, slots: Iterable[int]) -> dict[int, set[int]]:
         """The numbers of all free blocks of each object that would change."""
         changed: dict[int, set[int]] = {}
         for slot in slots:
-            place = self._places.get(slot)
+            place = self.place(slot)
             if place is not None:
                 changed.setdefault(place.mark, self.objects[place.mark].freed).add(place.entry)
         return changed
@@ -75,14 +89,14 @@ class ObjectCatalogue:
     def free(self, slots: Iterable[int]) -> None:
         """Forget blocks, and objects without any."""
         for slot in slots:
-            place = self._places.pop(slot, None)
+            place = self.place(slot)
             if place is None:
                 continue
-            del self._headers[slot]
+            del self._marks[slot]
             known = self.objects[place.mark]
-            del known.slots[place.entry]
-            self._held_bytes -= known.index.blocks[place.entry].end - place.offset
-            if not known.slots:
+            known.slots[place.entry] = -1
+            self._held_bytes -= int(known.index.block_bytes[place.entry])
+            if not known.held:
                 self._object_bytes -= known.index.object_bytes
                 del self.objects[place.mark]
 
@@ -95,9 +109,8 @@ class ObjectCatalogue:
         slots: dict[int, int] = {}
         for entry, source in enumerate(sources):
             known = self.objects.get(source.mark)
-            slot = known.slots.get(source.entry) if known is not None else None
-            if slot is not None:
-                slots[entry] = slot
+            if known is not None and known.slots[source.entry] >= 0:
+                slots[entry] = int(known.slots[source.entry])
         self.free(list(slots.values()))
         if slots:
             self.add(index, slots)
@@ -106,10 +119,11 @@ class ObjectCatalogue:
     def expired(self, before_ms: int) -> list[BlockHeader]:
         """What was put before then, by the clock of whoever put it."""
         return [
-            self._headers[slot]
+            self._header(known, entry)
             for known in self.objects.values()
-            for entry, slot in known.slots.items()
-            if known.index.blocks[entry].stored_ms < before_ms
+            if known.oldest_ms < before_ms
+            for entry in known.held
+            if known.index.stored_ms[entry] < before_ms
         ]
 
     def is_wasteful(self, object_bytes: int) -> bool:
@@ -133,7 +147,7 @@ class ObjectCatalogue:
             is_holey = 2 * held < known.index.object_bytes
             if is_holey or 2 * held < object_bytes:
                 small.append(mark)
-                blocks += len(known.slots)
+                blocks += len(known.held)
                 holey += is_holey
         return small if len(small) > 1 or holey else []
 
@@ -142,7 +156,10 @@ class ObjectCatalogue:
         found: list[tuple[Place, StoredBlock]] = []
         for mark in marks:
             known = self.objects.get(mark)
-            for entry, slot in (known.slots if known is not None else {}).items():
-                block = self.objects[mark].index.blocks[entry]
-                found.append((self._places[slot], block._replace(header=self._headers[slot])))
+            for entry in known.held if known is not None else ():
+                block = known.index.block(entry)._replace(header=self._header(known, entry))
+                found.append((Place(mark, entry, block.offset), block))
         return found
+
+    def _header(self, known: KnownObject, entry: int) -> BlockHeader:
+        return known.index.block(entry).header._replace(slot=int(known.slots[entry]))

@@ -14,11 +14,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from storage_agent.block_header import PAGE_BYTES, BlockHeader, checksum
 from storage_agent.errors import BlockFormatError
@@ -37,6 +37,9 @@ _MARK = re.compile(r"[0-9a-f]{16}")
 assert _HEAD.size == HEAD_BYTES
 
 
+Numbers = npt.NDArray[np.int64]
+
+
 class StoredBlock(NamedTuple):
     """A block of an object. `offset`: of its header page. `stored_ms`: when it was put, since 1970."""
 
@@ -49,13 +52,36 @@ class StoredBlock(NamedTuple):
         return self.offset + PAGE_BYTES + self.header.payload_bytes
 
 
-@dataclass(frozen=True, slots=True)
 class ObjectIndex:
-    """What an object holds, in the order in which it lies there. `slot` of its headers means nothing."""
+    """What an object holds, in the order in which it lies there: 112 bytes a block. Immutable.
 
-    mark: int
-    object_bytes: int
-    blocks: tuple[StoredBlock, ...]
+    `offsets` and `stored_ms`: as in `StoredBlock`, by number of the block. `slot` of its headers is that number.
+    """
+
+    __slots__ = ("_rows", "mark", "object_bytes", "offsets", "stored_ms")
+
+    def __init__(self, mark: int, index_bytes: int, rows: SlotRows, stored_ms: Numbers) -> None:
+        self._rows = rows
+        self.mark = mark
+        self.stored_ms = stored_ms
+        ends = index_bytes + np.cumsum(self.block_bytes)
+        self.offsets: Numbers = ends - self.block_bytes
+        self.object_bytes = int(ends[-1]) if len(ends) else index_bytes
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def block_bytes(self) -> Numbers:
+        """Bytes that each block takes in the object, by number."""
+        return self._rows.rows["payload_bytes"].astype(np.int64) + PAGE_BYTES
+
+    def block(self, number: int) -> StoredBlock:
+        return StoredBlock(self._rows.header(number), int(self.offsets[number]), int(self.stored_ms[number]))
+
+    @property
+    def blocks(self) -> list[StoredBlock]:
+        return [self.block(number) for number in range(len(self))]
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -109,19 +135,16 @@ def pack_index(mark: int, blocks: Sequence[tuple[BlockHeader, int]]) -> tuple[by
     """
     count = len(blocks)
     try:
-        rows, names = SlotRows.of(count, (header._replace(slot=n) for n, (header, _) in enumerate(blocks))).pack()
+        table = SlotRows.of(count, (header._replace(slot=n) for n, (header, _) in enumerate(blocks)))
     except (OverflowError, ValueError) as error:
         raise BlockFormatError(f"a header's number is out of range: {error}") from error
-    times = np.array([stored_ms for _, stored_ms in blocks], dtype="<u8").tobytes()
-    index_bytes = HEAD_BYTES + len(rows) + len(times) + len(names) + _CHECKSUM.size
-    stored: list[StoredBlock] = []
-    offset = index_bytes
-    for header, stored_ms in blocks:
-        stored.append(StoredBlock(header, offset, stored_ms))
-        offset = stored[-1].end
-    head = _HEAD.pack(_INDEX_MAGIC, FORMAT_VERSION, count, mark, index_bytes, offset, len(names))
-    body = b"".join((head, rows, times, names))
-    return body + _CHECKSUM.pack(checksum(body)), ObjectIndex(mark, offset, tuple(stored))
+    rows, names = table.pack()
+    times = np.array([stored_ms for _, stored_ms in blocks], dtype="<i8")
+    length = HEAD_BYTES + len(rows) + times.nbytes + len(names) + _CHECKSUM.size
+    index = ObjectIndex(mark, length, table, times)
+    head = _HEAD.pack(_INDEX_MAGIC, FORMAT_VERSION, count, mark, length, index.object_bytes, len(names))
+    body = b"".join((head, rows, times.tobytes(), names))
+    return body + _CHECKSUM.pack(checksum(body)), index
 
 
 def is_begun(start: bytes) -> bool:
@@ -157,14 +180,10 @@ def unpack_index(packed: bytes, mark: int) -> ObjectIndex:
         raise BlockFormatError(f"an index of {count} blocks has {times_end + names_bytes} bytes, not {len(body)}")
     view = memoryview(body)
     rows = SlotRows.unpack(view[HEAD_BYTES:rows_end], view[times_end:])
-    blocks: list[StoredBlock] = []
-    offset = length
-    for number, stored_ms in enumerate(np.frombuffer(view[rows_end:times_end], dtype="<u8").tolist()):
-        blocks.append(StoredBlock(rows.header(number), offset, stored_ms))
-        offset = blocks[-1].end
-    if offset != object_bytes:
-        raise BlockFormatError(f"its blocks end at byte {offset}, the object at byte {object_bytes}")
-    return ObjectIndex(mark, object_bytes, tuple(blocks))
+    index = ObjectIndex(mark, length, rows, np.frombuffer(view[rows_end:times_end], dtype="<i8").copy())
+    if index.object_bytes != object_bytes:
+        raise BlockFormatError(f"its blocks end at byte {index.object_bytes}, the object at byte {object_bytes}")
+    return index
 
 
 def pack_freed(mark: int, count: int, freed: Collection[int]) -> bytes:

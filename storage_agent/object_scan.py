@@ -79,7 +79,7 @@ def scan_objects(bucket: Bucket, prefix: str, listing: Listing, payload_bytes_ma
 def check_block(bucket: Bucket, prefix: str, found: FoundObject, entry: int) -> str:
     """What is wrong with a block's header or payload, or ''. Raises `TransferError`."""
     assert found.index is not None
-    block = found.index.blocks[entry]
+    block = found.index.block(entry)
     content = bucket.get_range(blocks_name(prefix, found.mark), block.offset, block.end) or b""
     try:
         checksums = check_header(content[:PAGE_BYTES], block.header, place=block.offset, mark=found.mark)
@@ -104,7 +104,7 @@ def _look(
             rest = bucket.get_range(name, len(start), min(length, size_bytes)) if length <= size_bytes else b""
             start += rest or b""
         index = unpack_index(start, mark)
-        freed = _freed(bucket, prefix, mark, len(index.blocks)) if has_freed else set()
+        freed = _freed(bucket, prefix, mark, len(index)) if has_freed else set()
     except BlockFormatError as error:
         return FoundObject(mark, size_bytes, fault=f"{name}: {error}", is_ours=is_begun(start))
     cut = {
@@ -143,5 +143,5 @@ def newest_of_each(objects: list[FoundObject]) -> dict[int, dict[int, BlockHeade
     for _, _, mark, number in best.values():
         index = by_mark[mark].index
         assert index is not None
-        kept.setdefault(mark, {})[number] = index.blocks[number].header
+        kept.setdefault(mark, {})[number] = index.block(number).header
     return kept

@@ -131,7 +131,7 @@ class ObjectStore:
                 slots[number] = len(headers)
                 headers.append(header._replace(slot=slots[number]))
             self._catalogue.add(each.index, slots, each.size_bytes)
-            if len(each.freed) != len(each.index.blocks) - len(slots):
+            if len(each.freed) != len(each.index) - len(slots):
                 partly_freed.append(each.mark)
         self._say_what_is_freed(partly_freed)
         useless = [each.mark for each in found if each.is_ours and each.mark not in kept]
@@ -151,7 +151,7 @@ class ObjectStore:
         with self._lock:
             slots = iter([write.header.slot for write in writes])
             for index in put:
-                self._catalogue.add(index, {number: next(slots) for number in range(len(index.blocks))})
+                self._catalogue.add(index, {number: next(slots) for number in range(len(index))})
             self._being_put.difference_update(index.mark for index in put)
 
     def sync(self) -> None:
@@ -273,7 +273,7 @@ class ObjectStore:
                 return  # a put failed: what may be there of it all the same is an orphan
             self._require_writable()
             with self._lock:
-                counts = {mark: len(self._catalogue.objects[mark].index.blocks) for mark in changed}
+                counts = {mark: len(self._catalogue.objects[mark].index) for mark in changed}
             self._delete_objects([mark for mark, freed in changed.items() if len(freed) == counts[mark]])
             partly = {mark: freed for mark, freed in changed.items() if len(freed) < counts[mark]}
             self._put_freed({mark: pack_freed(mark, counts[mark], freed) for mark, freed in partly.items()})
@@ -283,13 +283,14 @@ class ObjectStore:
     def _say_what_is_freed(self, marks: Iterable[int]) -> None:
         with self._lock:
             known = {mark: self._catalogue.objects[mark] for mark in marks}
-            packed = {mark: pack_freed(mark, len(each.index.blocks), each.freed) for mark, each in known.items()}
+            packed = {mark: pack_freed(mark, len(each.index), each.freed) for mark, each in known.items()}
         self._put_freed(packed)
 
     def _put_freed(self, packed: dict[int, bytes]) -> None:
         """Several at once, by mark."""
         if not packed:
             return
+        self._owner.require()
         names = [freed_name(self._prefix, mark) for mark in packed]
         with ThreadPoolExecutor(min(_PUTTERS_MAX, len(packed)), thread_name_prefix="object-freed") as putters:
             self._asked(lambda: list(putters.map(self._bucket.put, names, packed.values())))
@@ -297,6 +298,9 @@ class ObjectStore:
     def _delete_objects(self, marks: Iterable[int]) -> None:
         """Blocks before what is freed of them, so that a crash in between leaves none that come back."""
         names = list(marks)
+        if not names:
+            return
+        self._owner.require()  # a process that stood still must not delete what another has taken over
         self._asked(lambda: self._bucket.delete([blocks_name(self._prefix, mark) for mark in names]))
         self._asked(lambda: self._bucket.delete([freed_name(self._prefix, mark) for mark in names]))
 
@@ -359,7 +363,7 @@ class ObjectStore:
         indexes = self._put_objects(groups) if groups else []
         sources = iter([place for place, _ in good])
         for index in indexes:
-            self._switch(index, [next(sources) for _ in index.blocks])
+            self._switch(index, [next(sources) for _ in range(len(index))])
         return sum(index.object_bytes for index in indexes)
 
     def _is_at(self, slot: int, place: Place) -> bool:
@@ -374,7 +378,7 @@ class ObjectStore:
                 self._being_put.discard(index.mark)
                 old = {source.mark for source in sources}
                 emptied = [mark for mark in old if mark not in self._catalogue.objects]
-            if len(slots) < len(index.blocks):  # deleted meanwhile
+            if len(slots) < len(index):  # deleted meanwhile
                 old.add(index.mark)
                 if not slots:
                     emptied.append(index.mark)

@@ -137,9 +137,9 @@ class ObjectInspection:
         if found.index is None:
             yield SlotReport(first_slot, "torn", reason=found.fault)
             return
-        held = [number for number in range(len(found.index.blocks)) if number not in found.freed]
+        held = [number for number in range(len(found.index)) if number not in found.freed]
         for slot, number in enumerate(held, first_slot):
-            header = found.index.blocks[number].header
+            header = found.index.block(number).header
             fault = check_block(self._bucket, self._prefix, found, number)
             state: SlotFinding = "torn" if fault else "live"
             yield SlotReport(slot, state, header.key, header.generation, header.payload_bytes, fault)

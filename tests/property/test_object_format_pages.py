@@ -59,10 +59,11 @@ def headers(draw: st.DrawFn) -> BlockHeader:
 
 
 @settings(max_examples=60)
-@given(U64, st.lists(st.tuples(headers(), st.integers(0, 2**63)), min_size=1, max_size=8))
+@given(U64, st.lists(st.tuples(headers(), st.integers(0, 2**63 - 1)), min_size=1, max_size=8))
 def test_an_index_says_what_was_put_and_where_it_lies(mark: int, blocks: list[tuple[BlockHeader, int]]) -> None:
     packed, index = pack_index(mark, [(each._replace(slot=n), time_ms) for n, (each, time_ms) in enumerate(blocks)])
-    assert unpack_index(packed + b"payload", mark) == index
+    found = unpack_index(packed + b"payload", mark)
+    assert (found.mark, found.object_bytes, found.blocks) == (mark, index.object_bytes, index.blocks)
     assert index_bytes(packed[:48]) == len(packed) == index.blocks[0].offset
     assert [block.header._replace(slot=0) for block in index.blocks] == [each for each, _ in blocks]
     assert [block.stored_ms for block in index.blocks] == [stored_ms for _, stored_ms in blocks]
@@ -185,7 +186,7 @@ class CatalogueMachine(RuleBasedStateMachine):
         for place, block in held:
             assert self.catalogue.place(block.header.slot) == place
             assert block.header._replace(slot=0).key == self.slots[block.header.slot].key
-        assert all(known.slots for known in self.catalogue.objects.values())
+        assert all(known.held for known in self.catalogue.objects.values())
         total = sum(known.index.object_bytes for known in self.catalogue.objects.values())
         assert (self.catalogue._object_bytes, self.catalogue._held_bytes) == (
             total,
