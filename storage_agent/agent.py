@@ -34,6 +34,7 @@ from storage_agent.port import (
     VolumeStat,
 )
 from storage_agent.shards import Shard
+from storage_agent.term_fence import TermFence
 from storage_agent.volume import Volume
 from storage_agent.volume_shelf import VolumeShelf
 
@@ -66,6 +67,7 @@ class StorageAgent:
         self._endpoints = dict(endpoints or {})
         self._allowed_roots = tuple(allowed_roots)
         self._announcer = Announcer(name, publisher)
+        self._terms = TermFence()
         self._block_commands = CommandLane[CommandOutcome]()
         self._scrubs = CommandLane[ScrubReport]()
         self._compactions = CommandLane[CompactReport]()
@@ -253,16 +255,18 @@ class StorageAgent:
 
     # Commands
 
-    def copy(self, command_id: str, keys: Sequence[BlockKey], source: str, target: str) -> CommandOutcome:
+    def copy(
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, term: int = 0
+    ) -> CommandOutcome:
         """See `AgentPort.copy`. `present` for a block that `target` holds already; that copy was verified too."""
-        return self._answer(command_id, lambda: self._copy(keys, source, target))
+        return self._answer(command_id, term, lambda: self._copy(keys, source, target))
 
-    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey]) -> CommandOutcome:
+    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey], *, term: int = 0) -> CommandOutcome:
         """See `AgentPort.delete`."""
-        return self._answer(command_id, lambda: self._delete(keys, volume))
+        return self._answer(command_id, term, lambda: self._delete(keys, volume))
 
     def move(
-        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool, term: int = 0
     ) -> CommandOutcome:
         """See `AgentPort.move`. At every moment at least one copy can be read."""
 
@@ -274,7 +278,7 @@ class StorageAgent:
                 outcomes = [kept.get(outcome.key, outcome) for outcome in outcomes]
             return outcomes
 
-        return self._answer(command_id, run)
+        return self._answer(command_id, term, run)
 
     def scrub(self, command_id: str, volume: str) -> ScrubReport:
         """See `AgentPort.scrub`. Raises `VolumeError`."""
@@ -296,8 +300,9 @@ class StorageAgent:
 
         return self._compactions.run(command_id, carry_out)
 
-    def _answer(self, command_id: str, run: Callable[[], list[Outcome]]) -> CommandOutcome:
+    def _answer(self, command_id: str, term: int, run: Callable[[], list[Outcome]]) -> CommandOutcome:
         def carry_out() -> CommandOutcome:
+            self._terms.require(term)  # a newer one may have come while this waited
             started = time.monotonic()
             return CommandOutcome(
                 command_id=command_id,
@@ -308,6 +313,7 @@ class StorageAgent:
                 seconds=time.monotonic() - started,
             )
 
+        self._terms.require(term)
         return self._block_commands.run(command_id, carry_out)
 
     def _copy(self, keys: Sequence[BlockKey], source: str, target: str) -> list[Outcome]:

@@ -32,7 +32,7 @@ from storage_agent.command_wire import (
 )
 from storage_agent.command_zmq import ZmqCommandCaller
 from storage_agent.data_wire import DataReply, DataRequest
-from storage_agent.errors import AgentUnreachable, CommandRefused
+from storage_agent.errors import AgentUnreachable, CommandRefused, StaleTerm
 from storage_agent.port import AgentStat, BlockKey, CommandOutcome, CompactReport, ScrubReport
 
 ReplyT = TypeVar("ReplyT", bound=DataReply)
@@ -63,19 +63,21 @@ class AgentClient:
             raise self._unexpected(reply)
         return reply.stat
 
-    def copy(self, command_id: str, keys: Sequence[BlockKey], source: str, target: str) -> CommandOutcome:
+    def copy(
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, term: int = 0
+    ) -> CommandOutcome:
         """See `AgentPort.copy`."""
-        return self._command(CopyRequest(command_id, keys_to_wire(keys), source, target))
+        return self._command(CopyRequest(command_id, keys_to_wire(keys), source, target, term))
 
-    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey]) -> CommandOutcome:
+    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey], *, term: int = 0) -> CommandOutcome:
         """See `AgentPort.delete`."""
-        return self._command(DeleteRequest(command_id, volume, keys_to_wire(keys)))
+        return self._command(DeleteRequest(command_id, volume, keys_to_wire(keys), term))
 
     def move(
-        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool, term: int = 0
     ) -> CommandOutcome:
         """See `AgentPort.move`."""
-        return self._command(MoveRequest(command_id, keys_to_wire(keys), source, target, keep))
+        return self._command(MoveRequest(command_id, keys_to_wire(keys), source, target, keep, term))
 
     def scrub(self, command_id: str, volume: str) -> ScrubReport:
         """See `AgentPort.scrub`. It may take longer than the timeout: ask again until it is answered."""
@@ -143,7 +145,7 @@ class AgentClient:
             answer = self._caller.ask(payload, self._timeout_s)
         reply = decode_reply(answer)
         if isinstance(reply, RefusedReply):
-            raise CommandRefused(reply.reason)
+            raise (StaleTerm if reply.is_stale else CommandRefused)(reply.reason)
         return reply
 
     def _open_caller(self) -> ZmqCommandCaller | NatsCommandCaller:

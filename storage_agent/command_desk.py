@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from event_plane.errors import EventPlaneError
 from storage_agent.block_wire import keys_from_wire
@@ -28,7 +28,7 @@ from storage_agent.command_wire import (
     outcome_to_wire,
 )
 from storage_agent.data_wire import BorrowRequest, OfferRequest
-from storage_agent.errors import CommandRefused, StorageAgentError
+from storage_agent.errors import CommandRefused, StaleTerm, StorageAgentError
 from storage_agent.port import AgentPort
 
 if TYPE_CHECKING:  # callers import this file too, and need no agent
@@ -86,12 +86,13 @@ class CommandDesk:
         agent = self._agent
         try:
             match request:
-                case CopyRequest(command_id, keys, source, target):
-                    return outcome_to_wire(agent.copy(command_id, keys_from_wire(keys), source, target))
-                case DeleteRequest(command_id, volume, keys):
-                    return outcome_to_wire(agent.delete(command_id, volume, keys_from_wire(keys)))
-                case MoveRequest(command_id, keys, source, target, keep):
-                    return outcome_to_wire(agent.move(command_id, keys_from_wire(keys), source, target, keep=keep))
+                case CopyRequest(command_id, keys, source, target, term):
+                    return outcome_to_wire(agent.copy(command_id, keys_from_wire(keys), source, target, term=term))
+                case DeleteRequest(command_id, volume, keys, term):
+                    return outcome_to_wire(agent.delete(command_id, volume, keys_from_wire(keys), term=term))
+                case MoveRequest(command_id, keys, source, target, keep, term):
+                    blocks = keys_from_wire(keys)
+                    return outcome_to_wire(agent.move(command_id, blocks, source, target, keep=keep, term=term))
                 case ScrubRequest(command_id, volume):
                     return ScrubReply(agent.scrub(command_id, volume))
                 case CompactRequest(command_id, volume):
@@ -103,7 +104,7 @@ class CommandDesk:
         except EventPlaneError as error:  # bytes may have moved: asked again, the answer says what became of them
             return RefusedReply(f"the agent cannot publish what it did: {error}")
         except StorageAgentError as error:
-            return RefusedReply(str(error))
+            return RefusedReply(str(error), is_stale=isinstance(error, StaleTerm))
 
 
 class _Row:

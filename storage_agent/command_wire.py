@@ -26,12 +26,14 @@ class CopyRequest(msgspec.Struct, frozen=True, tag="copy"):
     keys: list[KeyWire]
     source: str
     target: str
+    term: int = 0
 
 
 class DeleteRequest(msgspec.Struct, frozen=True, tag="delete"):
     command_id: str
     volume: str
     keys: list[KeyWire]
+    term: int = 0
 
 
 class MoveRequest(msgspec.Struct, frozen=True, tag="move"):
@@ -40,6 +42,7 @@ class MoveRequest(msgspec.Struct, frozen=True, tag="move"):
     source: str
     target: str
     keep: bool
+    term: int = 0
 
 
 class ScrubRequest(msgspec.Struct, frozen=True, tag="scrub"):
@@ -74,7 +77,10 @@ class CompactReply(msgspec.Struct, frozen=True, tag="compacted"):
 
 
 class RefusedReply(msgspec.Struct, frozen=True, tag="refused"):
+    """`is_stale`: the command's term is over."""
+
     reason: str
+    is_stale: bool = False
 
 
 Command = CopyRequest | DeleteRequest | MoveRequest | ScrubRequest | CompactRequest

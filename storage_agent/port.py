@@ -134,19 +134,24 @@ class CommandOutcome(msgspec.Struct, frozen=True):
 
 
 class AgentPort(Protocol):
-    """What the advisor may ask of an agent. Idempotent by `command_id`: asked again, it answers as before."""
+    """What the advisor may ask of an agent. Idempotent by `command_id`: asked again, it answers as before.
+
+    `term` is the advisor's, 0 for others: a command of an older one than was heard of is refused by `StaleTerm`.
+    """
 
     def stat(self) -> AgentStat:
         """The agent's volumes now."""
 
-    def copy(self, command_id: str, keys: Sequence[BlockKey], source: str, target: str) -> CommandOutcome:
+    def copy(
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, term: int = 0
+    ) -> CommandOutcome:
         """Copy blocks between two volumes, make them durable, read them back and verify, then serve both copies."""
 
-    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey]) -> CommandOutcome:
+    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey], *, term: int = 0) -> CommandOutcome:
         """Free the blocks' slots on `volume`. A block that is not there is `miss`."""
 
     def move(
-        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool, term: int = 0
     ) -> CommandOutcome:
         """Copy blocks as `copy` does; unless `keep`, free those on `source` whose copy on `target` is verified."""
 
