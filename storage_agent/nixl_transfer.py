@@ -13,8 +13,9 @@ import itertools
 import mmap
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,16 +27,46 @@ from storage_agent.files import free_bytes
 from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_agent
 
 Offsets = npt.NDArray[np.uint64]
+Columns = tuple[Offsets, Offsets, Offsets, Offsets]
+"""Offsets in the files, offsets in staging, lengths, file descriptors."""
+Portion = Callable[[int, int], None]
+"""Is told of descriptors, by their number: the first one, and the one after the last."""
 
 DESCRIPTOR_COUNT_MAX = 4096
 """Most descriptors of one transfer. Half of the pool: a transfer that meets its end makes the agent useless."""
 _IOS_POOL_SIZE = 2 * DESCRIPTOR_COUNT_MAX
-_POLL_S_MIN = 0.000_2
-_POLL_S_MAX = 0.002
+_POLL_S_MIN = 0.000_1
+_POLL_S_MAX = 0.000_5
+"""Half of a longer sleep would be lost at the end of each transfer: a tenth of one of 16 MiB at 2 ms."""
 _EAGER_POLLS = 4
 """Polls before the first sleep: a poll submits 64 descriptors, so small batches are under way at once."""
 
+_PORTION_BYTES_MIN = 2 * 1024 * 1024
+_PORTIONS_MAX = 8
+
 _agent_numbers = itertools.count()
+
+
+def _nothing(first: int, end: int) -> None:
+    pass
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A transfer that was begun. `state`: PROC while it is under way, DONE, or what failed."""
+
+    handle: Any
+    memory_side: Any
+    file_side: Any
+    state: str = "PROC"
+
+    def advance(self, ask: Callable[[], str], errors: tuple[type[Exception], ...]) -> None:
+        try:
+            state = ask()
+        except errors as error:
+            self.state = str(error) or type(error).__name__
+        else:
+            self.state = state if state in ("PROC", "DONE") else f"NIXL answers {state}"
 
 
 class NixlTransfer:
@@ -78,20 +109,33 @@ class NixlTransfer:
             yield memoryview(self._memory)
 
     def write(
-        self, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets | None = None
+        self,
+        file_offsets: Offsets,
+        staging_offsets: Offsets,
+        lengths: Offsets,
+        fds: Offsets | None = None,
+        *,
+        stage: Portion = _nothing,
     ) -> None:
         """Write staging memory to the files; not durable until the caller syncs. Hold `exclusive`.
 
         Offsets and lengths in bytes, one-dimensional and equally long, as are `fds`, which may be left out where there
-        is one file. Raises `TransferError`, after which the files may hold any part of it.
+        is one file. `stage` is called ahead of each portion to fill the staging memory of its descriptors, while the
+        portions before it are under way. Raises `TransferError`, after which the files may hold any part of it.
         """
-        self._transfer("WRITE", file_offsets, staging_offsets, lengths, fds)
+        self._transfer("WRITE", file_offsets, staging_offsets, lengths, fds, stage, _nothing)
 
     def read(
-        self, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets | None = None
+        self,
+        file_offsets: Offsets,
+        staging_offsets: Offsets,
+        lengths: Offsets,
+        fds: Offsets | None = None,
+        *,
+        arrived: Portion = _nothing,
     ) -> None:
-        """Read the files into staging memory. As `write`."""
-        self._transfer("READ", file_offsets, staging_offsets, lengths, fds)
+        """Read the files into staging memory. As `write`; `arrived` is called after each portion, as `stage` before."""
+        self._transfer("READ", file_offsets, staging_offsets, lengths, fds, _nothing, arrived)
 
     def add_file(self, fd: int, file_bytes: int) -> None:
         """Register another file. Hold `exclusive`. Raises `TransferError`."""
@@ -142,19 +186,71 @@ class NixlTransfer:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def _transfer(
-        self, operation: str, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets | None
+        self,
+        operation: str,
+        file_offsets: Offsets,
+        staging_offsets: Offsets,
+        lengths: Offsets,
+        fds: Offsets | None,
+        before: Portion,
+        after: Portion,
     ) -> None:
         if fds is None:
             fds = np.full_like(lengths, next(iter(self._files)))
+        columns = (file_offsets, staging_offsets, lengths, fds)
         for start in range(0, len(lengths), DESCRIPTOR_COUNT_MAX):
-            part = slice(start, start + DESCRIPTOR_COUNT_MAX)
-            self._transfer_part(operation, file_offsets[part], staging_offsets[part], lengths[part], fds[part])
+            end = min(start + DESCRIPTOR_COUNT_MAX, len(lengths))
+            self._transfer_together(operation, columns, _portions(lengths, start, end), before, after)
 
-    def _transfer_part(
-        self, operation: str, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets
+    def _transfer_together(
+        self, operation: str, columns: Columns, portions: list[tuple[int, int]], before: Portion, after: Portion
     ) -> None:
+        """All portions are under way at once; fewer descriptors than the pool has."""
         if self._agent is None:  # a file was let go of since
             self._agent = self._make_agent()
+        agent = self._agent
+        deadline = time.monotonic() + self._deadline_s
+        flights: list[_Flight] = []
+        failed = ""
+        is_over = False
+        try:
+            for first, end in portions:
+                before(first, end)
+                part = [column[first:end] for column in columns]
+                flights.append(self._post(operation, *part, others_fly=bool(flights)))
+            for flight, (first, end) in zip(flights, portions, strict=True):
+                failed = self._wait(flight, deadline) or failed
+                if not failed:
+                    after(first, end)
+            is_over = True
+        finally:
+            if not is_over and flights:
+                keep_for_ever(agent, flights, self._memory)
+                self._map_staging()
+                self._agent = None
+        if failed:
+            # Others of a portion may be under way still. Nothing polls this agent again, and its end waits for
+            # the kernel, so afterwards neither file nor memory changes any more.
+            del agent, flight, flights
+            self._agent = None
+            reason = self._probe(operation, *columns)
+            raise TransferError(f"{self._name}: {operation.lower()} failed: {reason or failed}")
+        for flight in flights:
+            flight.handle.release()
+            flight.memory_side.release()
+            flight.file_side.release()
+
+    def _post(
+        self,
+        operation: str,
+        file_offsets: Offsets,
+        staging_offsets: Offsets,
+        lengths: Offsets,
+        fds: Offsets,
+        *,
+        others_fly: bool,
+    ) -> _Flight:
+        """Begin a transfer. Raises `TransferError` where NIXL refuses it, in doubt while others are under way."""
         agent = self._agent
         local = np.empty((len(lengths), 3), dtype=np.uint64)
         local[:, 0] = staging_offsets + np.uint64(self._address)
@@ -170,36 +266,18 @@ class NixlTransfer:
             file_side = agent.prep_xfer_dlist(self._agent_name, remote, "FILE")
             handle = agent.make_prepped_xfer(operation, memory_side, indices, file_side, indices)
         except self._nixl.errors as error:
-            raise TransferError(f"{self._name}: NIXL refuses the {operation.lower()}: {error}") from error
-        finished = False
-        failed = ""
-        try:
-            failed = self._run(handle)
-            finished = True
-        except self._nixl.errors as error:
-            failed = str(error) or type(error).__name__
-            finished = True
-        finally:
-            if not finished:
-                self._quarantine(agent, handle, memory_side, file_side)
-        if failed:
-            # Others of the batch may be under way still. Nothing polls this agent again, and its end waits for
-            # the kernel, so afterwards neither file nor memory changes any more.
-            del agent, handle, memory_side, file_side
-            self._agent = None
-            reason = self._probe(operation, file_offsets, staging_offsets, lengths, fds)
-            raise TransferError(f"{self._name}: {operation.lower()} failed: {reason or failed}")
-        handle.release()
-        memory_side.release()
-        file_side.release()
+            message = f"{self._name}: NIXL refuses the {operation.lower()}: {error}"
+            raise TransferError(message, in_doubt=others_fly) from error
+        flight = _Flight(handle, memory_side, file_side)
+        flight.advance(lambda: agent.transfer(handle), self._nixl.errors)
+        return flight
 
-    def _run(self, handle: Any) -> str:
-        """Wait for the transfer to end. Empty, or what failed. Raises `TransferError` in doubt on the deadline."""
-        deadline = time.monotonic() + self._deadline_s
+    def _wait(self, flight: _Flight, deadline: float) -> str:
+        """Until a transfer has ended. Empty, or what failed. Raises `TransferError` in doubt at the deadline."""
+        agent = self._agent
         pause_s = _POLL_S_MIN
         polls = 0
-        state = self._agent.transfer(handle)
-        while state == "PROC":
+        while flight.state == "PROC":
             if time.monotonic() >= deadline:
                 raise TransferError(
                     f"{self._name}: no answer from the device in {self._deadline_s} s; check it, then register again",
@@ -209,13 +287,8 @@ class NixlTransfer:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _POLL_S_MAX)
             polls += 1
-            state = self._agent.check_xfer_state(handle)
-        return "" if state == "DONE" else f"NIXL answers {state}"
-
-    def _quarantine(self, *in_flight: Any) -> None:
-        keep_for_ever(*in_flight, self._memory)
-        self._map_staging()
-        self._agent = None
+            flight.advance(lambda: agent.check_xfer_state(flight.handle), self._nixl.errors)
+        return "" if flight.state == "DONE" else flight.state
 
     def _probe(
         self, operation: str, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets
@@ -236,3 +309,11 @@ class NixlTransfer:
             if moved < length:
                 return f"only {moved} of {length} bytes at byte {file_offset}; {free_bytes(fd)} bytes are free"
         return ""
+
+
+def _portions(lengths: Offsets, start: int, end: int) -> list[tuple[int, int]]:
+    """Descriptors `start` to `end` in a few runs of about equal bytes; one run where there is little to move."""
+    total = int(lengths[start:end].sum())
+    count = min(_PORTIONS_MAX, end - start, max(1, total // _PORTION_BYTES_MIN))
+    edges = [start + (end - start) * number // count for number in range(count + 1)]
+    return list(itertools.pairwise(edges))

@@ -17,21 +17,33 @@ def read_slots(transfer: NixlTransfer, superblock: Superblock, reads: Sequence[S
     """See `SlotStore.read`. `transfer` has the slab as its one file, and staging for a slot each."""
     if not reads:
         return
+    errors: dict[int, CorruptBlock | None] = {}
+    extents = _extents(superblock, reads)
     with transfer.exclusive() as staging:
-        transfer.read(*_extents(superblock, reads))
-        for number, read in enumerate(reads):
-            header = read.header
-            at = number * superblock.slot_bytes
-            start = at + PAGE_BYTES + read.offset % PAGE_BYTES
-            payload = staging[start : start + read.payload_bytes].toreadonly()
-            error: CorruptBlock | None = None
-            try:
-                page = bytes(staging[at : at + PAGE_BYTES])
-                checksums = check_header(page, header, place=header.slot, mark=superblock.mark)
-                check_parts(payload, header, checksums, read.first)
-            except CorruptBlock as caught:
-                error = caught
-            take(number, error, payload)
+
+        def payload_of(number: int) -> memoryview:
+            read = reads[number]
+            start = number * superblock.slot_bytes + PAGE_BYTES + read.offset % PAGE_BYTES
+            return staging[start : start + read.payload_bytes].toreadonly()
+
+        def check(first: int, end: int) -> None:
+            for number in range(first, end):
+                read, at = reads[number], number * superblock.slot_bytes
+                errors[number] = None
+                try:
+                    page = bytes(staging[at : at + PAGE_BYTES])
+                    checksums = check_header(page, read.header, place=read.header.slot, mark=superblock.mark)
+                    check_parts(payload_of(number), read.header, checksums, read.first)
+                except CorruptBlock as error:
+                    errors[number] = error
+
+        if len(extents) == len(reads):  # what has arrived is checked while the rest is under way
+            transfer.read(*columns(extents), arrived=check)
+        else:
+            transfer.read(*columns(extents))
+            check(0, len(reads))
+        for number in range(len(reads)):
+            take(number, errors[number], payload_of(number))
 
 
 def columns(extents: Sequence[tuple[int, int, int]]) -> tuple[Offsets, Offsets, Offsets]:
@@ -40,8 +52,8 @@ def columns(extents: Sequence[tuple[int, int, int]]) -> tuple[Offsets, Offsets, 
     return file_offsets, staging_offsets, lengths
 
 
-def _extents(superblock: Superblock, reads: Sequence[SlotRead]) -> tuple[Offsets, Offsets, Offsets]:
-    """Each header page to its place in staging, the pages that the wanted bytes lie in behind it."""
+def _extents(superblock: Superblock, reads: Sequence[SlotRead]) -> list[tuple[int, int, int]]:
+    """(file, staging, length): each header page to its place in staging, behind it the pages of the wanted bytes."""
     extents: list[tuple[int, int, int]] = []
     for number, read in enumerate(reads):
         slot_at, staged_at = superblock.slot_offset(read.header.slot), number * superblock.slot_bytes
@@ -52,4 +64,4 @@ def _extents(superblock: Superblock, reads: Sequence[SlotRead]) -> tuple[Offsets
         else:
             extents.append((slot_at, staged_at, PAGE_BYTES))
             extents.append((slot_at + PAGE_BYTES + start, staged_at + PAGE_BYTES, end - start))
-    return columns(extents)
+    return extents

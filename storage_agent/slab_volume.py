@@ -33,7 +33,7 @@ from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import Recovered, SlotRead, SlotWrite, Take
 
 STAGING_BYTES_TARGET = 16 * 1024 * 1024
-"""Memory that one batch is staged in: at least one slot, at most `BATCH_SLOTS_MAX`."""
+"""Payloads of one batch: at least one slot, at most `BATCH_SLOTS_MAX`."""
 BATCH_SLOTS_MAX = 256
 assert 2 * BATCH_SLOTS_MAX <= DESCRIPTOR_COUNT_MAX
 _SAVE_REGIONS_MIN = 64
@@ -62,7 +62,7 @@ class SlabStore:
         self._saving = threading.Lock()
         superblock = self._slab.superblock
         slot_bytes = superblock.slot_bytes
-        self._batch_slots = min(BATCH_SLOTS_MAX, max(1, STAGING_BYTES_TARGET // slot_bytes))
+        self._batch_slots = min(BATCH_SLOTS_MAX, max(1, STAGING_BYTES_TARGET // (slot_bytes - PAGE_BYTES)))
         self._intents: SlabIntents
         try:
             self._transfer = NixlTransfer(
@@ -96,27 +96,26 @@ class SlabStore:
         slot_bytes, mark = self._slab.superblock.slot_bytes, self._slab.superblock.mark
         headers = [pack_header(w.header, w.checksums, place=w.header.slot, mark=mark) for w in writes]
         self._tell([write.header.slot for write in writes])
-        with self._transfer.exclusive() as staging:
-            for number, (write, header) in enumerate(zip(writes, headers, strict=True)):
-                at = number * slot_bytes
-                end = at + PAGE_BYTES + write.header.payload_bytes
-                padded_end = at + PAGE_BYTES + page_ceiling(write.header.payload_bytes)
-                staging[at : at + PAGE_BYTES] = header
-                staging[at + PAGE_BYTES : end] = write.payload
-                staging[end:padded_end] = bytes(padded_end - end)
-            slot_offset = self._slab.superblock.slot_offset
-            self._transfer.write(
-                *columns(
-                    [
-                        (
-                            slot_offset(write.header.slot),
-                            number * slot_bytes,
-                            PAGE_BYTES + page_ceiling(write.header.payload_bytes),
-                        )
-                        for number, write in enumerate(writes)
-                    ]
-                )
+        slot_offset = self._slab.superblock.slot_offset
+        extents = [
+            (
+                slot_offset(write.header.slot),
+                number * slot_bytes,
+                PAGE_BYTES + page_ceiling(write.header.payload_bytes),
             )
+            for number, write in enumerate(writes)
+        ]
+        with self._transfer.exclusive() as staging:
+
+            def stage(first: int, end: int) -> None:
+                for number in range(first, end):
+                    payload, (_, at, length) = writes[number].payload, extents[number]
+                    payload_at = at + PAGE_BYTES
+                    staging[at:payload_at] = headers[number]
+                    staging[payload_at : payload_at + payload.nbytes] = payload
+                    staging[payload_at + payload.nbytes : at + length] = bytes(length - PAGE_BYTES - payload.nbytes)
+
+            self._transfer.write(*columns(extents), stage=stage)
 
     def read(self, reads: Sequence[SlotRead], take: Take) -> None:
         """See `SlotStore.read`."""

@@ -44,20 +44,21 @@ class DiskShim:
         names = ("open", "write", "pwrite", "pwritev", "fsync", "fdatasync", "rename", "replace", "unlink", "ftruncate")
         replaced = {name: getattr(self, f"_{name}") for name in (*names, "posix_fallocate", "mkdir")}
         self._real = {name: getattr(os, name) for name in replaced}
-        shim, transfer = self, NixlTransfer._transfer_part
+        shim, together = self, NixlTransfer._transfer_together
 
-        def transfer_part(
-            this: Any, operation: str, file_offsets: Any, staging_offsets: Any, lengths: Any, fds: Any
+        def transfer_together(
+            this: Any, operation: str, columns: Any, portions: Any, before: Any, after: Any
         ) -> None:
-            if operation == "WRITE":
-                for at, staged, length, fd in zip(file_offsets, staging_offsets, lengths, fds, strict=True):
-                    data = this._memory[int(staged) : int(staged) + int(length)]
-                    # In order, and each written before the next is thought of: stopped here, those before are there.
-                    shim._pwrite(int(fd), data, int(at), aligned=True)
+            if operation != "WRITE":
+                together(this, operation, columns, portions, before, after)
                 return
-            transfer(this, operation, file_offsets, staging_offsets, lengths, fds)
+            for first, end in portions:
+                before(first, end)
+                for at, staged, length, fd in zip(*(column[first:end].tolist() for column in columns), strict=True):
+                    # In order, and each written before the next is thought of: stopped here, those before are there.
+                    shim._pwrite(fd, this._memory[staged : staged + length], at, aligned=True)
 
-        with patch.multiple(os, **replaced), patch.object(NixlTransfer, "_transfer_part", transfer_part):
+        with patch.multiple(os, **replaced), patch.object(NixlTransfer, "_transfer_together", transfer_together):
             yield
 
     def _inside(self, path: Any) -> str | None:
