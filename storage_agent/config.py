@@ -135,7 +135,7 @@ def _path(kind: type, value: object) -> Path:
 def _inside(folder: Path, endpoint: Endpoint) -> Endpoint:
     files = {
         name: folder / file
-        for name in ("access_key_file", "secret_key_file")
+        for name in ("access_key_file", "secret_key_file", "credentials_file")
         if (file := getattr(endpoint, name)) is not None
     }
     return msgspec.structs.replace(endpoint, **files)

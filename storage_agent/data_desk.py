@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -41,7 +42,7 @@ from storage_agent.data_wire import (
     ReturnRequest,
     VerifyRequest,
 )
-from storage_agent.errors import CommandRefused
+from storage_agent.errors import CommandRefused, VolumeError
 from storage_agent.loans import Loans
 from storage_agent.port import Outcome
 from storage_agent.slot_leasing import Grant, SlotLeasing
@@ -127,8 +128,8 @@ class DataDesk:
         while not self._closing.wait(RECLAIM_INTERVAL_S):
             for volume in self._agent.volumes():
                 if isinstance(volume, SlotVolume) and volume.leasing is not None and volume.leasing.open_count:
-                    # Looked up again: a volume in use is not closed under us.
-                    with self._agent.use_volume(volume.descriptor.id) as opened:
+                    # Looked up again: a volume in use is not closed under us. One that went away has no leases.
+                    with suppress(VolumeError, CommandRefused), self._agent.use_volume(volume.descriptor.id) as opened:
                         _leasing(opened).reclaim()
 
 

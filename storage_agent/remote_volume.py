@@ -13,6 +13,8 @@ from typing import Annotated
 
 import msgspec
 
+from event_plane.credentials_file import load_credentials
+from event_plane.errors import TransportError
 from storage_agent.block_header import PAGE_BYTES, BlockHeader, fold_checksums, page_ceiling, part_checksums
 from storage_agent.block_wire import header_from_wire, key_to_wire, keys_to_wire, outcome_of_block_from_wire
 from storage_agent.client import AgentClient
@@ -366,7 +368,11 @@ def _open(opening: Opening) -> RemoteVolume:
             f"volume {name!r}: endpoint {options.endpoint!r} is not in the agent's settings; "
             f"use one of {sorted(opening.endpoints)} or add [endpoints.{options.endpoint}]"
         )
-    agent = AgentClient(endpoint.url, timeout_s=options.timeout_s)
+    try:
+        credentials = load_credentials(endpoint.credentials_file)
+    except TransportError as error:
+        raise VolumeError(f"volume {name!r}: {error}") from error
+    agent = AgentClient(endpoint.url, options.timeout_s, credentials)
     try:
         return RemoteVolume(opening.descriptor, options.volume or name, agent, deadline_s=opening.deadline_s)
     except VolumeError:

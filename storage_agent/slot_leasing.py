@@ -24,6 +24,10 @@ from storage_agent.slot_table import Refusal, Reservation, SlotTable
 class LeasableStore(Protocol):
     """What a `SlotStore` offers besides where other processes can write into its slots."""
 
+    @property
+    def batch_slots(self) -> int:
+        """See `SlotStore.batch_slots`."""
+
     def write_headers(self, writes: Sequence[SlotWrite]) -> None:
         """Write the header pages alone; the payloads are on the medium already. Raises as `SlotStore.write`."""
 
@@ -192,7 +196,9 @@ class SlotLeasing:
             SlotWrite(number, _header(assembly), memoryview(b""), assembly.checksums)
             for number, assembly in enumerate(whole)
         ]
-        outcomes = self._finish(writes) if writes else {}
+        outcomes: dict[int, Outcome] = {}
+        for start in range(0, len(writes), self._store.batch_slots):
+            outcomes |= self._finish(writes[start : start + self._store.batch_slots])
         return [outcomes[number] for number in range(len(whole))]
 
     def _free(self, slots: Sequence[int]) -> None:

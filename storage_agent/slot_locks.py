@@ -11,10 +11,12 @@ from __future__ import annotations
 import fcntl
 import struct
 
+from storage_agent.descriptor import CAPACITY_BLOCKS_MAX
 from storage_agent.shards import SHARD_COUNT_MAX
 
 _BASE = 1 << 62
 """No file is as long, so these bytes are never data."""
+_END = _BASE + (CAPACITY_BLOCKS_MAX + 1) * SHARD_COUNT_MAX
 _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
 
 
@@ -34,19 +36,23 @@ def unlock_shard(fd: int, slot: int, shard: int) -> None:
 
 def shard_is_locked(fd: int, slot: int, shard: int) -> bool:
     """By another open file than `fd`. Raises `OSError`."""
-    return _first_locked(fd, _byte(slot, shard), 1) is not None
+    return _locked(fd, _byte(slot, shard), 1) is not None
 
 
 def locked_shards(fd: int) -> list[tuple[int, int]]:
-    """(slot, shard) of every shard that another open file may write. Raises `OSError`."""
+    """(slot, shard) of every shard that another open file may write, in order. Raises `OSError`."""
     found: list[tuple[int, int]] = []
-    start = _BASE
-    while (held := _first_locked(fd, start, 0)) is not None:
-        first, length = held
-        first = max(first, start)
-        found += [divmod(byte - _BASE, SHARD_COUNT_MAX) for byte in range(first, held[0] + length)]
-        start = held[0] + length
-    return found
+    unseen = [(_BASE, _END)]
+    while unseen:
+        start, end = unseen.pop()
+        if start == end:
+            continue
+        held = _locked(fd, start, end - start)
+        if held is not None:  # any one of those in the range, not the first
+            first, after = max(start, held[0]), min(end, held[0] + held[1])
+            found += [divmod(byte - _BASE, SHARD_COUNT_MAX) for byte in range(first, after)]
+            unseen += [(start, first), (after, end)]
+    return sorted(found)
 
 
 def _byte(slot: int, shard: int) -> int:
@@ -57,8 +63,8 @@ def _request(kind: int, start: int, length: int) -> bytes:
     return _FLOCK.pack(kind, 0, start, length, 0)
 
 
-def _first_locked(fd: int, start: int, length: int) -> tuple[int, int] | None:
-    """A lock of others within the range, as (start, length); length 0 is without end."""
+def _locked(fd: int, start: int, length: int) -> tuple[int, int] | None:
+    """A lock of others that touches the range, as (start, length)."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _request(fcntl.F_WRLCK, start, length))
     kind, _, first, found, _ = _FLOCK.unpack(answer)
     return None if kind == fcntl.F_UNLCK else (first, found)

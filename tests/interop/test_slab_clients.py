@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,10 @@ from types import ModuleType
 
 import pytest
 
+from event_plane import wire
+from event_plane.connect import open_publisher, open_subscriber
+from event_plane.schema import EventType, producer_id
+from event_plane.transport import Message
 from storage_agent.agent import StorageAgent
 from storage_agent.client import AgentClient
 from storage_agent.descriptor import VolumeDescriptor
@@ -277,3 +282,26 @@ def test_blocks_that_cannot_be_put_say_why_and_the_others_are_stored(tmp_path: P
         (differs,) = client.put([other])
         assert differs.result is Result.FAILED
         assert "other facts" in differs.reason
+
+
+def test_a_clients_put_and_get_are_told_by_the_owner_as_its_own(tmp_path: Path) -> None:
+    plane = f"memory://{uuid.uuid4().hex}"
+    subscriber = open_subscriber("owner", plane)
+    publisher = open_publisher(plane, producer=producer_id("owner"), epoch=1, flush_interval_s=60.0)
+    with StorageAgent("owner", publisher=publisher, allowed_roots=[tmp_path]) as agent:
+        size = writer.layout(UNALIGNED).block_bytes
+        agent.register_volume(owner_script.descriptor(tmp_path, CAPACITY, size))
+        with AgentService(agent, "tcp://127.0.0.1:*") as service, SlabClient(service.command_url, "shared") as client:
+            for index in range(4):
+                client.put([writer.shard(1, UNALIGNED, index, 4)])
+            for index in range(2):
+                assert get(client, 1, Shard(index, 2), size)[0].result is Result.HIT
+            assert get(client, 2, None, size)[0].result is Result.MISS
+    publisher.close()
+    told: list[tuple[EventType, int, int]] = []
+    while messages := subscriber.receive(64):
+        batches = [wire.decode(message.payload) for message in messages if isinstance(message, Message)]
+        rows = [row for batch in batches for row in batch.records]
+        told += [(EventType(int(row["event_type"])), int(row["block_size"]), int(row["hits"])) for row in rows]
+    subscriber.close()
+    assert told == [(EventType.STORE, size, 0), (EventType.ACCESS, size, 2)]
