@@ -57,7 +57,7 @@ def owner(
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """An owner's process and its command URL; killed at the end."""
     block_bytes = str(writer.layout(element_count).block_bytes)
-    command = [sys.executable, HERE / "slab_owner.py", folder, str(CAPACITY), block_bytes, url]
+    command = [sys.executable, str(HERE / "slab_owner.py"), str(folder), str(CAPACITY), block_bytes, url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -71,7 +71,7 @@ def worker(
     url: str, index: int, element_count: int, block_count: int, halt_at: int = -1
 ) -> Iterator[subprocess.Popen[str]]:
     """Worker `index` of four; killed at the end."""
-    command = [sys.executable, HERE / "shard_writer.py", url]
+    command = [sys.executable, str(HERE / "shard_writer.py"), url]
     numbers = (index, 4, element_count, block_count, halt_at)
     with subprocess.Popen([*command, *map(str, numbers)], stdout=subprocess.PIPE, text=True) as process:
         try:
