@@ -38,8 +38,8 @@ class AgentService:
 
     def close(self) -> None:
         """Finish and answer the commands under way, forget those that wait, close the socket. Idempotent."""
+        self._data.close()  # first: who waits for memory to be lent is refused
         self._desk.close()
-        self._data.close()
         self._listener.close()
 
     def __enter__(self) -> AgentService:

@@ -48,7 +48,7 @@ from storage_agent.shards import Shard, ShardSpan, gather
 from storage_agent.slab_file import SlabFile, open_slab_as_client
 from storage_agent.slab_reading import columns, read_slots
 from storage_agent.sliced_read import SlicedRead, plan_read
-from storage_agent.slot_locks import lock_shard, unlock_shard
+from storage_agent.slot_locks import lock_shard, locks_work, unlock_shard
 
 STAGING_BYTES_TARGET = 16 * 1024 * 1024
 BATCH_SLOTS_MAX = 256
@@ -152,6 +152,12 @@ class SlabClient:
         reply = self._agent.ask(AttachRequest(self.volume), AttachReply)
         self._slab = open_slab_as_client(reply.descriptor, Path(reply.descriptor.path))
         superblock = self._slab.superblock
+        if not locks_work(self._slab.fd):
+            self._slab.close()
+            raise VolumeError(
+                f"volume {self.volume!r}: {self._slab.path} is on a file system without locks of open files; "
+                "use a local one, or a volume of kind 'remote'"
+            )
         try:
             self._transfer = NixlTransfer(
                 f"client of volume {self.volume}",

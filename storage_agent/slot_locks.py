@@ -34,6 +34,17 @@ def unlock_shard(fd: int, slot: int, shard: int) -> None:
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, _byte(slot, shard), 1))
 
 
+def locks_work(fd: int) -> bool:
+    """Whether clients can lock here: not where the owner's lock of the file is of the same sort, as over NFS."""
+    probe = _byte(CAPACITY_BLOCKS_MAX, 0)  # of no slot; shared, so that clients may probe at once
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _request(fcntl.F_RDLCK, probe, 1))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, probe, 1))
+    except OSError:
+        return False
+    return True
+
+
 def shard_is_locked(fd: int, slot: int, shard: int) -> bool:
     """By another open file than `fd`. Raises `OSError`."""
     return _locked(fd, _byte(slot, shard), 1) is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from storage_agent.port import BlockKey, Outcome, PutBlock, Result
 from storage_agent.shards import ShardSpan
 from storage_agent.slab_format import Superblock
 from storage_agent.slot_leasing import Grant, SlotLeasing
-from storage_agent.slot_locks import lock_shard, locked_shards, shard_is_locked, unlock_shard
+from storage_agent.slot_locks import lock_shard, locked_shards, locks_work, shard_is_locked, unlock_shard
 from storage_agent.slot_volume import SlotVolume
 
 NAMESPACE = Namespace(tenant="leasing")
@@ -209,3 +211,16 @@ def test_a_lock_is_one_open_files_and_is_gone_with_it(tmp_path: Path) -> None:
     os.close(two)
     os.close(owner)
     assert path.stat().st_size == 0
+
+
+def test_where_the_whole_file_is_locked_in_the_same_way_clients_cannot_lock(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.touch()
+    owner, client = (os.open(path, os.O_RDWR) for _ in range(2))
+    assert locks_work(client)
+    whole = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)  # what flock becomes over NFS
+    fcntl.fcntl(owner, fcntl.F_OFD_SETLK, whole)
+    assert not locks_work(client)
+    os.close(owner)
+    assert locks_work(client)
+    os.close(client)
