@@ -219,9 +219,8 @@ class StorageAgent:
                 retired_before = sum(volume.retired_total for volume in volumes)
                 for volume in volumes:
                     self._get_from(volume, keys, buffers, wanted, outcomes)
-                missing = any(index not in outcomes for index in range(len(keys)))
                 # A block that moved on between two looks was retired somewhere meanwhile.
-                if not missing or retired_before == sum(volume.retired_total for volume in volumes):
+                if len(outcomes) == len(keys) or retired_before == sum(volume.retired_total for volume in volumes):
                     break
         return [
             outcomes.get(index) or Outcome(key, Result.MISS, reason="no volume holds it")
@@ -249,7 +248,7 @@ class StorageAgent:
             if result.outcome.result is Result.MISS:
                 continue
             outcomes[index] = result.outcome
-            if result.outcome.result.ok and result.header is not None:
+            if result.outcome.result is Result.HIT and result.header is not None:
                 hits.append(result.header)
         self._announcer.accessed(volume.descriptor, hits)
 

@@ -9,7 +9,8 @@ def fill_buffer(buffer: memoryview, payload: memoryview) -> str:
         return "the buffer is not writable and contiguous"
     if buffer.nbytes < payload.nbytes:
         return f"the buffer has {buffer.nbytes} bytes, the block {payload.nbytes}"
-    buffer.cast("B")[: payload.nbytes] = payload
+    flat = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
+    flat[: payload.nbytes] = payload
     return ""
 
 

@@ -9,6 +9,8 @@ from storage_agent.errors import ShardError
 from storage_agent.shards import Shard, Slice, slices
 from storage_agent.slot_store import SlotRead
 
+_NO_SLICES: list[Slice] = []
+
 
 class SlicedRead(NamedTuple):
     """`slices` are empty where what is read is what is wanted, byte for byte."""
@@ -23,7 +25,7 @@ def plan_read(header: BlockHeader, wanted: Shard | None) -> SlicedRead:
     Raises `ShardError` where the header does not say how the block is split, or the shards it takes are elsewhere.
     """
     if wanted is None:
-        return SlicedRead(SlotRead(header, 0, header.parts), [])
+        return SlicedRead(SlotRead(header, 0, header.parts if header.span is not None else 1), _NO_SLICES)
     span, layout = header.span, header.layout
     if span is None or layout is None:
         raise ShardError("the block was put without its layout and shards, so no slice can be cut; read it whole")

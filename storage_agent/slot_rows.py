@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 import msgspec
@@ -37,6 +38,9 @@ ROW = np.dtype(
     ]
 )
 """96 bytes. A row without payload bytes is a free slot; `layout` 0 is none. `page`: where it lies, if elsewhere."""
+_FIELDS = struct.Struct("<QQQBBHIQQIIHHIQQII")
+"""A row's fields: three times as fast to read one by as numpy is."""
+assert _FIELDS.size == ROW.itemsize
 KEY_BYTES = 25
 """The first bytes of a row are its key, as `block_header.pack_key` writes it."""
 
@@ -54,6 +58,7 @@ class SlotRows:
 
     def __init__(self, rows: Rows, namespaces: Iterable[Namespace] = (), layouts: Iterable[BlockLayout] = ()) -> None:
         self.rows = rows
+        self._packed = rows.view(np.uint8).data
         self.namespaces = list(namespaces)
         self.layouts = list(layouts)
         self._namespace_numbers = {namespace: number for number, namespace in enumerate(self.namespaces)}
@@ -101,24 +106,26 @@ class SlotRows:
     def clear(self, slot: int) -> None:
         self.rows[slot] = np.zeros((), dtype=ROW)
 
-    def header(self, slot: int) -> BlockHeader:
-        """What a live slot holds."""
+    def header(self, slot: int, key: BlockKey | None = None) -> BlockHeader:
+        """What a live slot holds; `key` where the caller knows it."""
         (
             namespace_id, hash_lo, hash_hi, group, _, block_tokens, depth, parent_lo, parent_hi, payload_bytes,
             shard_bytes, first, count, namespace, checksum, generation, layout, _,
-        ) = self.rows[slot].item()  # fmt: skip
-        return BlockHeader(
-            slot,
-            BlockKey(namespace_id, group, hash_hi << 64 | hash_lo),
-            self.namespaces[namespace],
-            parent_hi << 64 | parent_lo,
-            depth,
-            block_tokens,
-            payload_bytes,
-            checksum,
-            generation,
-            ShardSpan(shard_bytes, first, count) if count else None,
-            self.layouts[layout - 1] if layout else None,
+        ) = _FIELDS.unpack_from(self._packed, slot * _FIELDS.size)  # fmt: skip
+        return BlockHeader._make(
+            (
+                slot,
+                key if key is not None else BlockKey(namespace_id, group, hash_hi << 64 | hash_lo),
+                self.namespaces[namespace],
+                parent_hi << 64 | parent_lo,
+                depth,
+                block_tokens,
+                payload_bytes,
+                checksum,
+                generation,
+                ShardSpan(shard_bytes, first, count) if count else None,
+                self.layouts[layout - 1] if layout else None,
+            )
         )
 
     def live_slots(self) -> npt.NDArray[np.intp]:
@@ -140,6 +147,7 @@ class SlotRows:
         kept = min(capacity, len(self.rows))
         resized[:kept] = self.rows[:kept]
         self.rows = resized
+        self._packed = resized.view(np.uint8).data
 
     def copy(self) -> SlotRows:
         return SlotRows(self.rows.copy(), self.namespaces, self.layouts)
