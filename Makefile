@@ -25,7 +25,7 @@ soak-plane: .venv/.test ## Disturb the event plane at random for longer than the
 	KVADVISOR_FAULT_EXAMPLES=200 $(BIN)/python -m pytest --timeout 0 tests/property/test_fault_proxy*.py $(ARGS)
 
 soak-agent: .venv/.test ## Cut an agent's life short at every change of its volumes; takes a quarter of an hour.
-	KVADVISOR_EVERY_CHANGE=1 $(BIN)/python -m pytest --timeout 0 tests/crash/test_every_change_cut.py tests/crash/test_object_volume_after_kill.py $(ARGS)
+	KVADVISOR_EVERY_CHANGE=1 $(BIN)/python -m pytest --timeout 0 tests/crash/test_every_change_cut.py tests/crash/test_clients_killed.py tests/crash/test_object_volume_after_kill.py $(ARGS)
 
 fuzz: .venv/.fuzz ## Fuzz every decoder for a minute each; ARGS names targets and --seconds.
 	$(BIN)/python -m tests.fuzz.run $(ARGS)
