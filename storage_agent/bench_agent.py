@@ -1,4 +1,4 @@
-"""`kvadvisor bench agent`: volumes beside raw I/O on the same file, in one run, like with like.
+"""`kvadvisor bench agent`: volumes beside raw I/O on the same file, device or bucket, in one run, like with like.
 
 A depth is the number of blocks of one call: they are under way together. Every put ends with its fdatasync, and so does
 every raw write; reads find a cold cache where the mode has one. GB/s count payloads alone.
@@ -10,8 +10,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,12 +20,9 @@ from event_plane.schema import Namespace
 from storage_agent.agent import StorageAgent
 from storage_agent.bench_endurance import flat_memory, recovery_figures
 from storage_agent.bench_lookup import lookup_us
-from storage_agent.bench_raw import Mode, RawFile
-from storage_agent.block_header import PAGE_BYTES
-from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.bench_media import MEDIA, Medium, MediumAbsent, RawWay, medium
 from storage_agent.errors import VolumeError
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result
-from storage_agent.slab_format import Superblock
 
 KIB = 1024
 SIZES = (64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB)
@@ -36,6 +33,7 @@ CELL_S = 6.0
 CELL_S_QUICK = 1.5
 ROUNDS_MIN = 3
 ROUNDS_MAX = 200
+WITH_GOAL = ("slab", "block device")
 GOAL_DEPTH_MIN = 16
 GOAL_RATIO = 0.95
 NAMESPACE = Namespace(tenant="bench")
@@ -55,76 +53,53 @@ class _Times:
 
 
 def run(quick: bool) -> list[Figure]:
-    """About twenty minutes, ten of them mixed load; `quick` measures fewer sizes and only the local kinds."""
+    """About twenty minutes, ten of them mixed load; `quick` measures one size of most, and less of everything."""
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="kvadvisor-bench-", dir=os.environ.get(FOLDER_VARIABLE)) as made:
         folder = Path(made)
-        for kind in ("slab", "directory", "memory"):
-            for block_bytes in SIZES_QUICK if quick else SIZES:
+        for name in MEDIA:
+            sizes = SIZES if not quick else SIZES_QUICK if name == "slab" else SIZES_QUICK[:1]
+            for block_bytes in sizes:
                 for depth in DEPTHS_QUICK if quick else DEPTHS:
-                    figures += _cell(folder, kind, block_bytes, depth, CELL_S_QUICK if quick else CELL_S)
-        figures.append(at_most("get, metadata of a block", lookup_us(), "µs", 5))
+                    figures += _cell(folder, name, block_bytes, depth, CELL_S_QUICK if quick else CELL_S)
+        figures.append(at_most("get, metadata of a block", lookup_us(), "µs of the processor", 5))
         figures += recovery_figures(folder, quick)
         figures += flat_memory(folder, quick)
     return figures
 
 
-def _cell(folder: Path, kind: str, block_bytes: int, depth: int, budget_s: float) -> list[Figure]:
-    """Puts and gets of `depth` blocks of one size on one kind of volume."""
-    what = f"{kind} {_size(block_bytes)} depth {depth}"
-    path = folder / f"{kind}-{block_bytes}-{depth}"
-    descriptor = VolumeDescriptor(
-        id="bench",
-        kind=kind,
-        path="" if kind == "memory" else str(path),
-        capacity_blocks=depth,
-        block_bytes_max=block_bytes,
-    )
-    with ExitStack() as stack:
-        agent = stack.enter_context(
-            StorageAgent("bench", publisher=None, allowed_roots=[folder], mend_interval_s=3600.0)
+def _cell(folder: Path, name: str, block_bytes: int, depth: int, budget_s: float) -> list[Figure]:
+    """Puts and gets of `depth` blocks of one size on one medium."""
+    what = f"{name} {_size(block_bytes)} depth {depth}"
+    try:
+        with ExitStack() as closing:
+            place = medium(name, folder, block_bytes, depth, closing)
+            times = _measure(place, block_bytes, depth, budget_s, closing)
+    except MediumAbsent as absent:
+        return [Figure(f"{what}, put", None, "GB/s", note=str(absent))]
+    except VolumeError as error:
+        return [Figure(f"{what}, put", None, "GB/s", note=str(error))]
+    return _figures(what, times, block_bytes * depth, has_goal=name in WITH_GOAL and depth >= GOAL_DEPTH_MIN)
+
+
+def _measure(place: Medium, block_bytes: int, depth: int, budget_s: float, closing: ExitStack) -> _Times:
+    """Rounds of a put, a get, and each raw way, one after another, until `budget_s` is over. Raises `VolumeError`."""
+    agent = closing.enter_context(
+        StorageAgent(
+            "bench",
+            publisher=None,
+            allowed_roots=place.allowed_roots,
+            endpoints=place.endpoints,
+            mend_interval_s=3600.0,
         )
-        try:
-            mode = agent.register_volume(descriptor).mode
-        except VolumeError as error:
-            return [Figure(f"{what}, put", None, "GB/s", note=str(error))]
-        raws = dict(_raws(stack, kind, path, mode, block_bytes, depth))
-        times = _measure(agent, raws, block_bytes, depth, budget_s)
-    path.unlink(missing_ok=True) if path.is_file() else None
-    return _figures(what, kind, times, block_bytes * depth, depth)
-
-
-def _raws(
-    stack: ExitStack, kind: str, path: Path, mode: str, block_bytes: int, depth: int
-) -> Iterator[tuple[str, RawFile]]:
-    """Raw files by how they are opened: a slab's own, for other kinds one beside."""
-    if kind == "memory":
-        return
-    if kind == "slab":
-        superblock = Superblock("bench", depth, block_bytes)
-        offsets = [superblock.slot_offset(slot) + PAGE_BYTES for slot in range(depth)]
-        file = path
-    else:
-        file = path.with_name(f"{path.name}.raw")
-        offsets = [number * block_bytes for number in range(depth)]
-        with file.open("wb") as made:
-            os.posix_fallocate(made.fileno(), 0, depth * block_bytes)
-        stack.callback(file.unlink)
-    modes: tuple[Mode, ...] = ("O_DIRECT", "buffered") if mode.startswith("O_DIRECT") else ("buffered",)
-    for each in modes:
-        yield each, stack.enter_context(closing(RawFile(file, each, offsets, block_bytes)))
-
-
-def _measure(
-    agent: StorageAgent, raws: dict[str, RawFile], block_bytes: int, depth: int, budget_s: float
-) -> _Times:
-    """Rounds of a put, a get, and each raw way, one after another, until `budget_s` is over."""
+    )
+    mode = agent.register_volume(place.descriptor).mode
+    ways: list[RawWay] = place.raw_ways(mode, closing)
     times = _Times()
     content = os.urandom(block_bytes)
     keys = [BlockKey(NAMESPACE.namespace_id, 0, number + 1) for number in range(depth)]
     payloads = [memoryview(bytearray(content)) for _ in range(depth)]
     blocks = [PutBlock(key, NAMESPACE, payload) for key, payload in zip(keys, payloads, strict=True)]
-    threads = {"one thread": 1, f"{os.cpu_count()} threads": os.cpu_count() or 1}
     ends_s = time.monotonic() + budget_s
     while len(times.put) < ROUNDS_MIN or (time.monotonic() < ends_s and len(times.put) < ROUNDS_MAX):
         cpu_s = time.process_time()
@@ -132,16 +107,14 @@ def _measure(
         times.get.append(_seconds(lambda: _require(agent.get(keys, payloads), Result.HIT)))
         times.cpu.append(time.process_time() - cpu_s)
         _require(agent.delete("", "bench", keys).outcomes, Result.DELETED)
-        for mode, raw in raws.items():
-            for name, count in threads.items():
-                way = f"{mode}, {name}"
-                times.raw_put.setdefault(way, []).append(_seconds(lambda: raw.write(count)))  # noqa: B023
-                raw.forget_cached()
-                times.raw_get.setdefault(way, []).append(_seconds(lambda: raw.read(count)))  # noqa: B023
+        for way in ways:
+            times.raw_put.setdefault(way.name, []).append(_seconds(way.write))
+            way.forget_cached()
+            times.raw_get.setdefault(way.name, []).append(_seconds(way.read))
     return times
 
 
-def _figures(what: str, kind: str, times: _Times, round_bytes: int, depth: int) -> list[Figure]:
+def _figures(what: str, times: _Times, round_bytes: int, *, has_goal: bool) -> list[Figure]:
     figures: list[Figure] = []
     for verb, ours, raw in (("put", times.put, times.raw_put), ("get", times.get, times.raw_get)):
         figures.append(Figure(f"{what}, {verb}", round_bytes / statistics.median(ours) / 1e9, "GB/s"))
@@ -158,7 +131,6 @@ def _figures(what: str, kind: str, times: _Times, round_bytes: int, depth: int) 
         best = min((seconds for way, seconds in raw.items() if way.startswith(mode)), key=statistics.median)
         ratio = statistics.median(b / o for b, o in zip(best, ours, strict=True))
         name = f"{what}, {verb} against the best raw of {mode}"
-        has_goal = kind == "slab" and depth >= GOAL_DEPTH_MIN
         figures.append(at_least(name, ratio, "×", GOAL_RATIO) if has_goal else Figure(name, ratio, "×"))
     busy = sum(times.cpu) / (sum(times.put) + sum(times.get))
     figures.append(Figure(f"{what}, processor", busy * 100, "% of one core"))
