@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +16,8 @@ BLOCK_BYTES_MAX = 256 * 1024 * 1024
 """Largest block a volume may take. A batch is staged in memory, at least one block at a time."""
 SPEED_RANK_MAX = 0xFFFF
 OPTIONS_MAX = 32
+
+OptionValue = str | int | float | bool | list[Any] | dict[str, Any]
 
 PathUse = Literal["required", "optional", "none"]
 """Whether volumes of a kind have a file or folder of their own."""
@@ -39,7 +41,7 @@ class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     high_watermark: float = 0.90
     low_watermark: float = 0.75
     when_full: Literal["refuse"] = "refuse"
-    options: dict[str, str | int | float | bool] = {}
+    options: dict[str, OptionValue] = {}
     """The kind's own settings, checked against its type. Never secrets: descriptors are logged and shown."""
 
 

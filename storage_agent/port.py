@@ -76,6 +76,16 @@ class Outcome(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class ClassStat(msgspec.Struct, frozen=True):
+    """The slots for blocks of at most `block_bytes`: how many there are, and what they hold."""
+
+    block_bytes: int
+    slots: int
+    blocks: int
+    payload_bytes: int
+    slots_free: int
+
+
 class VolumeStat(msgspec.Struct, frozen=True):
     """A volume as it is now. `mode`: `O_DIRECT` or `buffered`, as probed. Times in seconds, sizes in bytes."""
 
@@ -92,6 +102,8 @@ class VolumeStat(msgspec.Struct, frozen=True):
     """Empty, or why the volume is degraded: a write or read failed since it was opened."""
     corrupt_total: int = 0
     """Blocks found with bytes that were not put; their copies were freed."""
+    classes: list[ClassStat] = []
+    """Where its slots are of several sizes: each of them, the smallest first."""
 
 
 class ScrubReport(msgspec.Struct, frozen=True):

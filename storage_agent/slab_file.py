@@ -27,6 +27,7 @@ from storage_agent.slab_format import (
     unpack_superblock,
 )
 from storage_agent.slab_making import device_bytes, make_slab_file, make_slab_on_device, write_superblock
+from storage_agent.slot_classes import SlotClasses, classes_of
 
 
 class SlabFile:
@@ -97,6 +98,8 @@ class SlabFile:
         """
         before, wanted = self.superblock, self.superblock.resized(capacity_blocks)
         name = f"volume {before.volume_id!r}"
+        if before.classes:
+            raise VolumeError(f"{name} keeps its {before.capacity_blocks} slots: a slab of classes is not resized")
         try:
             if wanted.file_bytes > before.file_bytes:
                 self._make_room(name, wanted)
@@ -223,12 +226,21 @@ def _read_slab(descriptor: VolumeDescriptor, path: Path, fd: int) -> SlabFile:
                 f"bytes, asked for are {descriptor.id!r} and {descriptor.block_bytes_max}; restore the settings or "
                 "give another path"
             )
+        if superblock.classes != (asked := classes_of(descriptor)):
+            raise VolumeError(
+                f"{name}: {path} was made with classes {_in_words(superblock.classes)}, asked for are "
+                f"{_in_words(asked)}; restore the settings, or give another path and move the blocks there"
+            )
         size_bytes = device_bytes(fd) if is_device else status.st_size
         if size_bytes < superblock.file_bytes:
             raise VolumeError(f"{name}: {path} has {size_bytes} of {superblock.file_bytes} bytes; restore or remove it")
         return SlabFile(path, fd, superblock, _read_session(fd))
     except OSError as error:
         raise VolumeError(f"{name}: {path} cannot be read: {error.strerror}") from error
+
+
+def _in_words(classes: SlotClasses) -> str:
+    return ", ".join(f"{each.blocks} of {each.block_bytes} bytes" for each in classes) or "none: all slots are equal"
 
 
 def _read_superblock(fd: int, what: str) -> Superblock:

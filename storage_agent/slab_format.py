@@ -3,7 +3,8 @@
     page 0          superblock; page 2 is its copy, written after it, so that a torn write leaves one
     page 1          session: who has the slab open, and whether it was closed in order
     page 3          intents: the regions of slots that changed since the slot table was saved
-    page 4 …        slots; each is a header page (`block_header`) and room for one payload, rounded up to 4 KiB
+    page 4 …        slots; each is a header page (`block_header`) and room for one payload, rounded up to 4 KiB.
+                    Slots of several sizes lie class by class, the smallest first, numbered through
 
 Everything is little-endian and every page sealed. A slot whose header page is all zero is free. A slot is live when its
 header is whole and says this slot's number and this slab's mark, and the payload has the header's checksums.
@@ -12,13 +13,14 @@ header is whole and says this slot's number and this slab's mark, and the payloa
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from storage_agent.block_header import BODY_BYTES, PAGE_BYTES, open_seal, page_ceiling, seal
 from storage_agent.errors import BlockFormatError
+from storage_agent.slot_classes import CLASSES_MAX, SlotClass, SlotClasses, SlotsByClass
 
 FORMAT_VERSION = 2
 SUPERBLOCK_OFFSETS = (0, 2 * PAGE_BYTES)
@@ -29,8 +31,11 @@ HOST_BYTES_MAX = 255
 
 _SUPERBLOCK_MAGIC = b"KVASLAB\0"
 _VERSION = struct.Struct("<8sI")
-# magic, version, id length, edition, mark, slot bytes, capacity, block max, id
+# magic, version, id length, edition, mark, slot bytes, capacity, block max, id; then the count of classes, 0 where all
+# slots are equal, and each class
 _SUPERBLOCK = struct.Struct("<8sIIQQQQQ64s")
+_CLASS_COUNT = struct.Struct("<Q")
+_CLASS = struct.Struct("<QQ")  # block bytes, blocks
 _SESSION_MAGIC = b"KVASESS\0"
 _SESSION = struct.Struct("<8sIIQQI")  # magic, version, open, pid, next generation, host length
 _INTENTS_MAGIC = b"KVAINTT\0"
@@ -46,10 +51,28 @@ Regions = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Superblock:
-    """What a slab is. `slot_bytes` includes the slot's header. `mark` is drawn when it is made: no two slabs share it.
+class SlotRun:
+    """Slots `first` to `end`, for blocks of at most `block_bytes`, from byte `offset` of the file on."""
 
-    `edition` rises with each change of capacity.
+    first: int
+    end: int
+    block_bytes: int
+    offset: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """With the slot's header."""
+        return PAGE_BYTES + page_ceiling(self.block_bytes)
+
+    @property
+    def end_offset(self) -> int:
+        return self.offset + (self.end - self.first) * self.slot_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Superblock:
+    """What a slab is. `mark` is drawn when it is made: no two slabs share it. `edition` rises with each change of
+    capacity. `classes`: all its slots, by size, where they are not equal.
     """
 
     volume_id: str
@@ -57,17 +80,34 @@ class Superblock:
     block_bytes_max: int
     mark: int = 0
     edition: int = 1
+    classes: SlotClasses = ()
+    runs: tuple[SlotRun, ...] = field(init=False, compare=False, repr=False)
+    """Neighbouring slots of one size, all of them in order."""
+    _by_class: SlotsByClass = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        classes = self.classes or (SlotClass(self.block_bytes_max, self.capacity_blocks),)
+        runs: list[SlotRun] = []
+        first, offset = 0, SLOTS_OFFSET
+        for each in classes:
+            run = SlotRun(first, first + each.blocks, each.block_bytes, offset)
+            runs.append(run)
+            first, offset = run.end, run.end_offset
+        object.__setattr__(self, "runs", tuple(runs))
+        object.__setattr__(self, "_by_class", SlotsByClass(classes))
 
     @property
     def slot_bytes(self) -> int:
-        return PAGE_BYTES + page_ceiling(self.block_bytes_max)
+        """Of a slot of the largest class, with its header."""
+        return self.runs[-1].slot_bytes
 
     @property
     def file_bytes(self) -> int:
-        return SLOTS_OFFSET + self.capacity_blocks * self.slot_bytes
+        return self.runs[-1].end_offset
 
     def slot_offset(self, slot: int) -> int:
-        return SLOTS_OFFSET + slot * self.slot_bytes
+        run = self.runs[self._by_class.number(slot)]
+        return run.offset + (slot - run.first) * run.slot_bytes
 
     @property
     def region_slots(self) -> int:
@@ -79,6 +119,7 @@ class Superblock:
         return -(-self.capacity_blocks // self.region_slots)
 
     def resized(self, capacity_blocks: int) -> Superblock:
+        """Of equal slots only."""
         return replace(self, capacity_blocks=capacity_blocks, edition=self.edition + 1)
 
 
@@ -112,6 +153,8 @@ def pack_superblock(superblock: Superblock) -> bytes:
             _SUPERBLOCK_MAGIC, FORMAT_VERSION, len(name), superblock.edition, superblock.mark, superblock.slot_bytes,
             superblock.capacity_blocks, superblock.block_bytes_max, name,
         )
+        + _CLASS_COUNT.pack(len(superblock.classes))
+        + b"".join(_CLASS.pack(each.block_bytes, each.blocks) for each in superblock.classes)
     )  # fmt: skip
 
 
@@ -125,10 +168,22 @@ def unpack_superblock(page: bytes) -> Superblock:
             "remove the file to have it made anew, or use the version of kvadvisor that made it"
         )
     _, _, name_bytes, edition, mark, slot_bytes, capacity, block_bytes_max, name = _SUPERBLOCK.unpack_from(body)
-    superblock = Superblock(name[:name_bytes].decode(), capacity, block_bytes_max, mark, edition)
+    classes = _unpack_classes(body, capacity)
+    superblock = Superblock(name[:name_bytes].decode(), capacity, block_bytes_max, mark, edition, classes)
     if superblock.slot_bytes != slot_bytes:
         raise BlockFormatError(f"superblock says {slot_bytes} bytes a slot for blocks of {block_bytes_max}")
     return superblock
+
+
+def _unpack_classes(body: bytes, capacity: int) -> SlotClasses:
+    (count,) = _CLASS_COUNT.unpack_from(body, _SUPERBLOCK.size)
+    if count > CLASSES_MAX:
+        raise BlockFormatError(f"superblock says {count} classes of slots, {CLASSES_MAX} are the most")
+    start = _SUPERBLOCK.size + _CLASS_COUNT.size
+    classes = tuple(SlotClass(*facts) for facts in _CLASS.iter_unpack(body[start : start + count * _CLASS.size]))
+    if classes and sum(each.blocks for each in classes) != capacity:
+        raise BlockFormatError(f"superblock says {capacity} slots, and other numbers of its classes: {classes}")
+    return classes
 
 
 def pack_session(session: Session) -> bytes:

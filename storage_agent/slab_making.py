@@ -26,6 +26,7 @@ from storage_agent.slab_format import (
     pack_session,
     pack_superblock,
 )
+from storage_agent.slot_classes import classes_of
 
 
 def make_slab_file(descriptor: VolumeDescriptor, path: Path) -> int:
@@ -102,7 +103,13 @@ def device_bytes(fd: int) -> int:
 
 def _draw_superblock(descriptor: VolumeDescriptor) -> Superblock:
     mark = int.from_bytes(os.urandom(8), "little")
-    return Superblock(descriptor.id, descriptor.capacity_blocks, descriptor.block_bytes_max, mark)
+    return Superblock(
+        descriptor.id,
+        descriptor.capacity_blocks,
+        descriptor.block_bytes_max,
+        mark,
+        classes=classes_of(descriptor),
+    )
 
 
 def _write_first_pages(fd: int, superblock: Superblock, changed: Regions) -> None:

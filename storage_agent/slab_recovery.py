@@ -46,7 +46,7 @@ def recover_slab(slab: SlabFile) -> tuple[Recovered, Intents | None]:
     slab.erase_headers(torn)
     for slot in torn:
         rows.clear(slot)
-    return Recovered(rows, generation_next), intents
+    return Recovered(rows, generation_next, slab.superblock.classes), intents
 
 
 def _start(slab: SlabFile) -> tuple[SlotRows, Intents | None, Regions]:

@@ -17,6 +17,7 @@ from storage_agent.errors import BlockFormatError, CorruptBlock
 from storage_agent.files import read_into, whole_pages
 from storage_agent.inspection import SlotFinding, SlotReport
 from storage_agent.slab_file import SlabFile
+from storage_agent.slab_format import SlotRun
 
 _STRIDE_BYTES = 8 * 1024 * 1024
 _WHOLE_SLOT_BYTES_MAX = 64 * 1024
@@ -36,7 +37,14 @@ def look(slab: SlabFile, first: int, end: int, *, check_payloads: bool) -> Itera
 
     Without `check_payloads` a slot is called live by its header. A slot that cannot be read is torn.
     """
-    slot_bytes = slab.superblock.slot_bytes
+    for run in slab.superblock.runs:
+        run_first, run_end = max(first, run.first), min(end, run.end)
+        if run_first < run_end:
+            yield from _look_at_run(slab, run, run_first, run_end, check_payloads)
+
+
+def _look_at_run(slab: SlabFile, run: SlotRun, first: int, end: int, check_payloads: bool) -> Iterator[Look]:
+    slot_bytes = run.slot_bytes
     is_whole = check_payloads or slot_bytes <= _WHOLE_SLOT_BYTES_MAX
     slots_a_read = max(1, _STRIDE_BYTES // slot_bytes) if is_whole else 1
     read_bytes = slot_bytes if is_whole else PAGE_BYTES
@@ -46,11 +54,11 @@ def look(slab: SlabFile, first: int, end: int, *, check_payloads: bool) -> Itera
         try:
             read_into(slab.fd, view[: (stop - start) * read_bytes], slab.superblock.slot_offset(start))
         except OSError:
-            yield from _look_one_by_one(slab, start, stop, check_payloads)
+            yield from _look_one_by_one(slab, run, start, stop, check_payloads)
             continue
         for slot in range(start, stop):
             at = (slot - start) * read_bytes
-            found = _look_at(slab, slot, view[at : at + read_bytes], check_payloads)
+            found = _look_at(slab, run, slot, view[at : at + read_bytes], check_payloads)
             if found is not None:
                 yield found
 
@@ -70,20 +78,20 @@ def reports(slab: SlabFile) -> Iterator[SlotReport]:
     yield from (SlotReport(free, "free") for free in range(following, capacity))
 
 
-def _look_one_by_one(slab: SlabFile, start: int, stop: int, check_payloads: bool) -> Iterator[Look]:
-    view = whole_pages(slab.superblock.slot_bytes if check_payloads else PAGE_BYTES)
+def _look_one_by_one(slab: SlabFile, run: SlotRun, start: int, stop: int, check_payloads: bool) -> Iterator[Look]:
+    view = whole_pages(run.slot_bytes if check_payloads else PAGE_BYTES)
     for slot in range(start, stop):
         try:
             read_into(slab.fd, view, slab.superblock.slot_offset(slot))
         except OSError as error:
             yield Look(slot, None, f"slot {slot} cannot be read: {error.strerror}")
             continue
-        found = _look_at(slab, slot, view, check_payloads)
+        found = _look_at(slab, run, slot, view, check_payloads)
         if found is not None:
             yield found
 
 
-def _look_at(slab: SlabFile, slot: int, view: memoryview, check_payloads: bool) -> Look | None:
+def _look_at(slab: SlabFile, run: SlotRun, slot: int, view: memoryview, check_payloads: bool) -> Look | None:
     page = bytes(view[:PAGE_BYTES])
     if page == ZERO_PAGE:
         return None
@@ -91,7 +99,7 @@ def _look_at(slab: SlabFile, slot: int, view: memoryview, check_payloads: bool) 
         header, checksums = unpack_header(page, slot, place=slot, mark=slab.superblock.mark)
     except BlockFormatError as error:
         return Look(slot, None, str(error))
-    fault = is_sound(header, slab.superblock.block_bytes_max)
+    fault = is_sound(header, run.block_bytes)
     if check_payloads and not fault:
         try:
             check_parts(view[PAGE_BYTES : PAGE_BYTES + header.payload_bytes], header, checksums)

@@ -28,6 +28,7 @@ from storage_agent.slab_intents import SlabIntents
 from storage_agent.slab_reading import columns, read_slots
 from storage_agent.slab_recovery import recover_slab
 from storage_agent.slab_scan import reports
+from storage_agent.slot_classes import SlotClasses
 from storage_agent.slot_locks import locked_shards, shard_is_locked
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import Recovered, SlotRead, SlotWrite, Take
@@ -42,9 +43,13 @@ _SAVE_SHARE = 8
 
 
 class SlabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`format_device`: a block device that holds something other than a slab is made one, and loses it."""
+    """`format_device`: a block device that holds something other than a slab is made one, and loses it.
+
+    `classes`: sizes of slots, see `slot_classes`; all of `block_bytes_max` where there are none.
+    """
 
     format_device: bool = False
+    classes: SlotClasses = ()
 
 
 NO_OPTIONS = SlabOptions()

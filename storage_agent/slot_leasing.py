@@ -180,7 +180,7 @@ class SlotLeasing:
             return refused
         try:
             with self._table_lock:
-                reserved = self._table.reserve(facts.key)
+                reserved = self._table.reserve(facts.key, facts.payload_bytes)
         except BlockFormatError as error:
             return self._outcome(facts.key, Result.FAILED, reason=str(error))
         if isinstance(reserved, Reservation):

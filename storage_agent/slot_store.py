@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from storage_agent.block_header import BlockHeader
 from storage_agent.errors import BlockFormatError, CorruptBlock, TransferError
+from storage_agent.slot_classes import SlotClasses
 from storage_agent.slot_rows import SlotRows
 
 Item = TypeVar("Item")
@@ -47,10 +48,14 @@ class SlotRead(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What a store found when it was opened. Generations from `generation_next` on were never used."""
+    """What a store found when it was opened. Generations from `generation_next` on were never used.
+
+    `classes`: sizes of its slots, where they are not equal; such a store is not resized.
+    """
 
     rows: SlotRows
     generation_next: int
+    classes: SlotClasses = ()
 
 
 class SlotStore(Protocol):

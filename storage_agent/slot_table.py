@@ -15,7 +15,8 @@ import numpy as np
 
 from storage_agent.block_header import BlockHeader, pack_key
 from storage_agent.errors import BlockFormatError, SlotStateError
-from storage_agent.port import BlockKey
+from storage_agent.port import BlockKey, ClassStat
+from storage_agent.slot_classes import SlotClasses, SlotsByClass
 from storage_agent.slot_rows import SlotRows
 
 
@@ -72,8 +73,9 @@ class SlotTable:
     Slots freed longest ago are reused first. Raises `SlotStateError` for a step that `TRANSITIONS` does not allow.
     """
 
-    def __init__(self, recovered: SlotRows, generation_next: int) -> None:
-        """Takes `recovered` over. Raises `SlotStateError` where a block is in it twice."""
+    def __init__(self, recovered: SlotRows, generation_next: int, classes: SlotClasses = ()) -> None:
+        """Takes `recovered` over; `classes` are of all its slots. Raises `SlotStateError` where a block is in it twice.
+        """
         self._rows = recovered
         live = recovered.live_slots()
         live_slots = live.tolist()
@@ -94,7 +96,10 @@ class SlotTable:
         """Blocks ever taken out of service; a search over volumes that saw it unchanged missed nothing."""
         self._limit = len(recovered)
         self._live_count = len(live_slots)
-        self._free: deque[int] = deque(np.flatnonzero(states == _FREE).tolist())
+        self.classes = classes
+        self._by_class = SlotsByClass(classes)
+        self._free: list[deque[int]] = self._free_slots()
+        """By class; of equal slots there is one."""
 
     @property
     def capacity(self) -> int:
@@ -102,27 +107,31 @@ class SlotTable:
 
     # Put
 
-    def reserve(self, key: BlockKey) -> Reservation | Refusal:
-        """Take a free slot for a put of `key`. Raises `BlockFormatError` where it is no key."""
+    def reserve(self, key: BlockKey, payload_bytes: int) -> Reservation | Refusal:
+        """Take a free slot for a put of `key`: of the smallest class with one that `payload_bytes` fit in.
+
+        Raises `BlockFormatError` where it is no key.
+        """
         packed = pack_key(key)
         held = self._keys.get(packed)
         if held is not None:
             return Refusal.PRESENT if self._states[held] == _LIVE else Refusal.BUSY
-        if not self._free:
+        free = self._free_for(payload_bytes)
+        if not free:
             return Refusal.FULL
-        reserved = self._reserve_slot(packed)
+        reserved = self._reserve_slot(packed, free)
         self._keys[packed] = reserved.slot
         return reserved
 
     def reserve_copy(self) -> Reservation | None:
-        """Take a free slot for a block that is in another slot; None where none is free."""
-        return self._reserve_slot(None) if self._free else None
+        """Take a free slot for a block that is in another slot; None where none is free. Of equal slots only."""
+        return self._reserve_slot(None, self._free[0]) if self._free[0] else None
 
     def hold(self, slot: int) -> bool:
         """Keep a free slot from being reserved, until `abandon`. False where it is not free."""
         if slot >= self._limit or self._states[slot] != _FREE:
             return False
-        self._free.remove(slot)
+        self._free[self._class_number(slot)].remove(slot)
         self._step(slot, SlotTrigger.RESERVE)
         self._writing_keys[slot] = None
         return True
@@ -218,17 +227,17 @@ class SlotTable:
     # Capacity
 
     def grow(self, capacity: int) -> None:
-        """Slots up to `capacity` may be used from now on."""
+        """Slots up to `capacity` may be used from now on. Of equal slots only, as all of these."""
         first = len(self._states)
         self._rows.resize(capacity)
         self._states.extend(bytes(capacity - first))
-        self._free.extend(range(first, capacity))
+        self._free[0].extend(range(first, capacity))
         self._limit = capacity
 
     def limit(self, capacity: int) -> list[BlockHeader]:
         """No slot from `capacity` on is reserved any more. The blocks that are still there."""
         self._limit = capacity
-        self._free = deque(slot for slot, state in enumerate(self._states[:capacity]) if state == _FREE)
+        self._free = self._free_slots()
         return [self._rows.header(s) for s in range(capacity, len(self._states)) if self._states[s] == _LIVE]
 
     @property
@@ -249,9 +258,11 @@ class SlotTable:
     # What is there
 
     def live(self, key: BlockKey) -> BlockHeader | None:
-        packed = _packed_or_none(key)
-        slot = self._keys.get(packed) if packed is not None else None
-        return self._rows.header(slot) if slot is not None and self._states[slot] == _LIVE else None
+        try:
+            slot = self._keys.get(pack_key(key))
+        except BlockFormatError:
+            return None  # nothing is held under what is no key
+        return self._rows.header(slot, key) if slot is not None and self._states[slot] == _LIVE else None
 
     def live_headers(self) -> Iterator[BlockHeader]:
         """Do not change the table meanwhile."""
@@ -266,7 +277,7 @@ class SlotTable:
 
     @property
     def free_count(self) -> int:
-        return len(self._free)
+        return sum(map(len, self._free))
 
     @property
     def live_count(self) -> int:
@@ -277,8 +288,40 @@ class SlotTable:
         """No put, delete or read is under way, and none was left in doubt."""
         return not (self._pins or self._writing_keys or self._freeing)
 
-    def _reserve_slot(self, packed: bytes | None) -> Reservation:
-        slot = self._free.popleft()
+    def class_stats(self) -> list[ClassStat]:
+        """What the slots of each class hold; none of equal slots."""
+        stats: list[ClassStat] = []
+        if not self.classes:
+            return stats
+        is_live = np.frombuffer(bytes(self._states), dtype=np.uint8) == _LIVE
+        for each, free, first in zip(self.classes, self._free, self._by_class.firsts, strict=True):
+            part = slice(first, first + each.blocks)
+            payload_bytes = int(self._rows.rows["payload_bytes"][part][is_live[part]].sum(dtype=np.uint64))
+            blocks = int(np.count_nonzero(is_live[part]))
+            stats.append(ClassStat(each.block_bytes, each.blocks, blocks, payload_bytes, len(free)))
+        return stats
+
+    def _free_slots(self) -> list[deque[int]]:
+        is_free = np.frombuffer(bytes(self._states[: self._limit]), dtype=np.uint8) == _FREE
+        starts = self._by_class.firsts or [0]
+        ends = self._by_class.ends or [self._limit]
+        return [
+            deque((np.flatnonzero(is_free[first:end]) + first).tolist())
+            for first, end in zip(starts, ends, strict=True)
+        ]
+
+    def _free_for(self, payload_bytes: int) -> deque[int]:
+        """The free slots to take one from; empty where none is left that is large enough."""
+        if not self.classes:
+            return self._free[0]
+        large_enough = (f for c, f in zip(self.classes, self._free, strict=True) if payload_bytes <= c.block_bytes)
+        return next(filter(None, large_enough), deque())
+
+    def _class_number(self, slot: int) -> int:
+        return self._by_class.number(slot) if self.classes else 0
+
+    def _reserve_slot(self, packed: bytes | None, free: deque[int]) -> Reservation:
+        slot = free.popleft()
         self._step(slot, SlotTrigger.RESERVE)
         self._writing_keys[slot] = packed
         generation = self.generation_next
@@ -292,7 +335,7 @@ class SlotTable:
 
     def _give_back(self, slot: int) -> None:
         if slot < self._limit:
-            self._free.append(slot)
+            self._free[self._class_number(slot)].append(slot)
 
     def _step(self, slot: int, trigger: SlotTrigger) -> None:
         state = self._states[slot]

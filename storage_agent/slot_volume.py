@@ -125,6 +125,7 @@ class SlotVolume:
                 write_seconds_total=self._write_seconds_total,
                 degraded=self._degraded,
                 corrupt_total=self._corrupt_total,
+                classes=self._table.class_stats(),
             )
 
     def put(self, blocks: Sequence[PutBlock], *, read_back: bool = False) -> list[Outcome]:
@@ -176,6 +177,11 @@ class SlotVolume:
             raise VolumeError(
                 f"volume {self.descriptor.id!r}: capacity_blocks is {capacity_blocks}; set it between 1 and "
                 f"{CAPACITY_BLOCKS_MAX}"
+            )
+        if self._table.classes and capacity_blocks != self._table.capacity:
+            raise VolumeError(
+                f"volume {self.descriptor.id!r} keeps its {self._table.capacity} slots, which are of several classes; "
+                "make another volume of the wanted classes and move the blocks there"
             )
         with self._resizing:
             capacity_now = self._table.capacity
@@ -292,13 +298,14 @@ class SlotVolume:
         payload = block.payload.cast("B")
         try:
             with self._table_lock:
-                reserved = self._table.reserve(block.key)
+                reserved = self._table.reserve(block.key, payload.nbytes)
         except BlockFormatError as error:
             return self._outcome(block.key, Result.FAILED, reason=str(error))
         if reserved is Refusal.PRESENT:
             return self._outcome(block.key, Result.PRESENT, payload.nbytes)
         if reserved is Refusal.FULL:
-            reason = f"all {self.descriptor.capacity_blocks} slots are taken; free some first"
+            which = f"slots for {payload.nbytes} bytes" if self._table.classes else f"{self._table.capacity} slots"
+            reason = f"all {which} are taken; free some first"
             return self._outcome(block.key, Result.FULL, reason=reason)
         if isinstance(reserved, Refusal):
             return self._outcome(block.key, Result.BUSY, reason="another put or delete of it is under way; try later")
@@ -383,6 +390,7 @@ class SlotVolume:
             pinned = [(number, header) for number, key in enumerate(keys) if (header := self._table.pin(key))]
         results: dict[int, ReadResult] = {}
         corrupt: list[BlockHeader] = []
+        volume = self.descriptor.id
         planned: list[tuple[int, SlicedRead]] = []
         for index, header in pinned:
             try:
@@ -402,7 +410,8 @@ class SlotVolume:
                 payload = gather(parts, stored, parts[0].shard) if parts else stored
                 refused = accept(first_index + index, header, payload)
                 result = Result.FAILED if refused else Result.HIT
-                results[index] = ReadResult(self._outcome(header.key, result, payload.nbytes, refused), header)
+                outcome = Outcome(header.key, result, volume, payload.nbytes, refused)
+                results[index] = ReadResult(outcome, header)
 
             self._store.read([asked for _, (asked, _) in part], take)
 
@@ -418,9 +427,9 @@ class SlotVolume:
                 self._unpinned.notify_all()
         self._free_corrupt(corrupt)
         with self._table_lock:
-            self._read_bytes_total += sum(r.outcome.payload_bytes for r in results.values() if r.header is not None)
+            self._read_bytes_total += sum([r.outcome.payload_bytes for r in results.values() if r.header is not None])
             self._read_seconds_total += time.monotonic() - started
-        missing = f"{self.descriptor.id!r} does not hold it"
+        missing = f"{volume!r} does not hold it"
         return [
             results.get(number) or ReadResult(self._outcome(key, Result.MISS, reason=missing))
             for number, key in enumerate(keys)

@@ -24,7 +24,7 @@ import pytest
 
 from event_plane.schema import Namespace
 from storage_agent.block_header import BlockHeader
-from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.descriptor import OptionValue, VolumeDescriptor
 from storage_agent.endpoints import Endpoint
 from storage_agent.errors import VolumeError
 from storage_agent.kinds import prepare
@@ -47,11 +47,13 @@ class VolumeCase:
 
     kind: str
     path: Path | None = None
-    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    options: dict[str, OptionValue] = field(default_factory=dict)
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     lasts: bool = True
     """Blocks are there again after a close."""
     resizes: bool = True
+    room_bytes: int = BLOCK_BYTES
+    """The largest block that it takes, at least `BLOCK_BYTES`."""
     damage: Callable[[Volume, BlockHeader], None] | None = None
     """Changes one bit of a block's payload on the medium, behind the back of the volume."""
 
@@ -191,10 +193,10 @@ class VolumeContract:
         assert read(volume, 3, 99)[1] == {99: payload(99)}
         assert_exact(volume)
 
-    def test_a_bad_block_fails_alone_with_a_reason(self, volume: Volume) -> None:
+    def test_a_bad_block_fails_alone_with_a_reason(self, case: VolumeCase, volume: Volume) -> None:
         other = Namespace(tenant="else")
         bad = [
-            PutBlock(key(2), NAMESPACE, memoryview(payload(2, BLOCK_BYTES + 1))),
+            PutBlock(key(2), NAMESPACE, memoryview(payload(2, case.room_bytes + 1))),
             PutBlock(key(3), NAMESPACE, memoryview(b"")),
             PutBlock(key(4), other, memoryview(b"x")),
             PutBlock(key(5), NAMESPACE, memoryview(b"xyxyxy")[::2]),

@@ -88,6 +88,9 @@ def show_stat(
         "written": _rate(found.write_bytes_total, found.write_seconds_total),
         "corrupt, freed": f"{found.corrupt_total:,}",
     }
+    for each in found.classes:
+        used = f"{each.blocks:,} of {each.slots:,} slots, {each.slots_free:,} free, {each.payload_bytes:,} bytes"
+        rows[f"blocks up to {each.block_bytes:,} bytes"] = used
     table = Table(title=f"Volume {volume}", title_justify="left", show_header=False)
     for name, value in rows.items():
         table.add_row(name, value)

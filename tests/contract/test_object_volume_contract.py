@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from storage_agent.block_header import BlockHeader
+from storage_agent.descriptor import OptionValue
 from storage_agent.object_bucket import Bucket
 from storage_agent.volume import Volume
 from storage_agent.volume_contract import VolumeCase, VolumeContract, payload
@@ -32,5 +33,5 @@ class TestObject(VolumeContract):
                     content[place + 77] ^= 0x10
                     bucket.put(listed.name, bytes(content))
 
-        options: dict[str, str | int | float | bool] = {"endpoint": "store", "bucket": BUCKET, "prefix": prefix}
+        options: dict[str, OptionValue] = {"endpoint": "store", "bucket": BUCKET, "prefix": prefix}
         return VolumeCase(kind="object", options=options, endpoints={"store": seaweed.endpoint}, damage=damage)

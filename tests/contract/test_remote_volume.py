@@ -12,7 +12,7 @@ import pytest
 
 from storage_agent.agent import StorageAgent
 from storage_agent.block_header import PAGE_BYTES, BlockHeader
-from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.descriptor import OptionValue, VolumeDescriptor
 from storage_agent.endpoints import Endpoint
 from storage_agent.kinds import prepare
 from storage_agent.port import Result
@@ -80,7 +80,7 @@ class TestRemote(VolumeContract):
                 file.seek(-1, 1)
                 file.write(bytes([byte ^ 0x10]))
 
-        options: dict[str, str | int | float | bool] = {"endpoint": "peer", "volume": "there"}
+        options: dict[str, OptionValue] = {"endpoint": "peer", "volume": "there"}
         return RemoteCase(kind="remote", folder=tmp_path, options=options, resizes=False, damage=damage)
 
     def test_a_delete_waits_for_the_reader_of_its_slot(self, volume: Volume) -> None:

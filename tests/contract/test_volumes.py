@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from storage_agent.block_header import PAGE_BYTES, BlockHeader
+from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.slab_format import Superblock
+from storage_agent.slot_classes import SlotClass
 from storage_agent.volume import Volume
 from storage_agent.volume_contract import BLOCK_BYTES, CAPACITY, VolumeCase, VolumeContract, payload
 
@@ -30,6 +35,33 @@ class TestSlab(VolumeContract):
             flip(path, slab.slot_offset(header.slot) + PAGE_BYTES + 77)
 
         return VolumeCase(kind="slab", path=path, damage=damage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseOfClasses(VolumeCase):
+    """Most slots hold the contract's largest block, the last five one twice as large."""
+
+    def descriptor(self, **fields: Any) -> VolumeDescriptor:
+        asked = super().descriptor(**fields)
+        small, large = asked.block_bytes_max, 2 * asked.block_bytes_max
+        classes = [
+            {"block_bytes": small, "blocks": asked.capacity_blocks - 5},
+            {"block_bytes": large, "blocks": 5},
+        ]
+        return msgspec.structs.replace(asked, block_bytes_max=large, options={"classes": classes})
+
+
+class TestSlabClasses(VolumeContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> VolumeCase:
+        path = tmp_path / "contract.slab"
+        classes = (SlotClass(BLOCK_BYTES, CAPACITY - 5), SlotClass(2 * BLOCK_BYTES, 5))
+        slab = Superblock("contract", CAPACITY, 2 * BLOCK_BYTES, classes=classes)
+
+        def damage(volume: Volume, header: BlockHeader) -> None:
+            flip(path, slab.slot_offset(header.slot) + PAGE_BYTES + 77)
+
+        return CaseOfClasses(kind="slab", path=path, damage=damage, resizes=False, room_bytes=2 * BLOCK_BYTES)
 
 
 class TestDirectory(VolumeContract):

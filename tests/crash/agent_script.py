@@ -13,13 +13,14 @@ from pathlib import Path
 
 from event_plane.schema import Namespace
 from storage_agent.agent import StorageAgent
-from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.descriptor import OptionValue, VolumeDescriptor
 from storage_agent.port import BlockKey, PutBlock, Result
 from tests.disk_shim import Change, DiskShim
 
 NAMESPACE = Namespace(tenant="crash")
 BLOCK_BYTES = 6000
-KINDS = ("slab", "directory")
+KINDS = ("slab", "slab-classes", "directory")
+"""`slab-classes` is a slab that keeps its slots, of two sizes, and is not resized."""
 CAPACITIES = {"first": 12, "second": 8}
 KILLED = 86
 
@@ -37,16 +38,21 @@ def payload(number: int) -> bytes:
 
 def open_agent(folder: Path, kind: str, capacities: dict[str, int] = CAPACITIES) -> StorageAgent:
     agent = StorageAgent("crash", publisher=None, allowed_roots=[folder], mend_interval_s=3600.0)
-    options: dict[str, dict[str, str | int | float | bool]] = {"directory": {"segment_bytes": 1 << 20}}
+    small = {"block_bytes": BLOCK_BYTES - 500, "blocks": 4}
+    large = {"block_bytes": 2 * BLOCK_BYTES, "blocks": capacities["first"] - 4}
+    options: dict[str, dict[str, OptionValue]] = {
+        "directory": {"segment_bytes": 1 << 20},
+        "slab-classes": {"classes": [small, large]},
+    }
     agent.register_volumes(
         [
             VolumeDescriptor(
                 id=name,
-                kind=kind if name == "first" else "slab",
+                kind="slab" if name == "second" or kind == "slab-classes" else kind,
                 path=str(folder / name),
                 options=options.get(kind, {}) if name == "first" else {},
                 capacity_blocks=capacities[name],
-                block_bytes_max=BLOCK_BYTES,
+                block_bytes_max=2 * BLOCK_BYTES if name == "first" and kind == "slab-classes" else BLOCK_BYTES,
                 speed_rank=rank,
             )
             for rank, name in enumerate(("first", "second"))
@@ -72,6 +78,8 @@ def live(folder: Path, kind: str, say: Say) -> None:
         say(f"deleted {_list(numbers)}")
 
     def resize(capacity: int) -> None:
+        if kind == "slab-classes":
+            return
         agent.resize_volume("first", capacity)
         say(f"resized {capacity}")
 
@@ -92,7 +100,8 @@ def live(folder: Path, kind: str, say: Say) -> None:
     put(20)
     agent.close()
     say("closed")
-    agent = open_agent(folder, kind, {**CAPACITIES, "first": 7})
+    capacity = CAPACITIES["first"] if kind == "slab-classes" else 7
+    agent = open_agent(folder, kind, {**CAPACITIES, "first": capacity})
     delete(20)
     put(21)
     agent.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,16 +23,29 @@ from storage_agent.slab_format import (
     unpack_session,
     unpack_superblock,
 )
+from storage_agent.slot_classes import CLASSES_MAX, SlotClass
 
 u64 = st.integers(0, 2**64 - 1)
-superblocks = st.builds(
+names = st.from_regex(r"[a-z0-9-]{1,64}", fullmatch=True)
+of_equal_slots = st.builds(
     Superblock,
-    volume_id=st.from_regex(r"[a-z0-9-]{1,64}", fullmatch=True),
+    volume_id=names,
     capacity_blocks=st.integers(1, 2**31),
     block_bytes_max=st.integers(1, 2**28),
     mark=u64,
     edition=u64,
 )
+
+
+@st.composite
+def of_classes(draw: st.DrawFn) -> Superblock:
+    sizes = sorted(draw(st.sets(st.integers(1, 2**28), min_size=1, max_size=CLASSES_MAX)))
+    classes = tuple(SlotClass(size, draw(st.integers(1, 2**27))) for size in sizes)
+    capacity = sum(each.blocks for each in classes)
+    return Superblock(draw(names), capacity, sizes[-1], draw(u64), draw(u64), classes)
+
+
+superblocks = of_equal_slots | of_classes()
 sessions = st.builds(
     Session, is_open=st.booleans(), pid=u64, generation_next=u64, host=st.text("abc-.0", max_size=200)
 )
@@ -73,6 +88,9 @@ def test_slots_lie_on_page_boundaries_one_after_another(superblock: Superblock) 
     assert superblock.slot_offset(last) % PAGE_BYTES == 0
     assert superblock.slot_offset(last) + superblock.slot_bytes == superblock.file_bytes
     assert superblock.slot_bytes >= PAGE_BYTES + superblock.block_bytes_max
+    for before, after in pairwise(superblock.runs):
+        assert superblock.slot_offset(after.first) == superblock.slot_offset(after.first - 1) + before.slot_bytes
+        assert before.slot_bytes <= after.slot_bytes
 
 
 @settings(max_examples=200, deadline=None)

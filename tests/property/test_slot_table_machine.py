@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from event_plane.schema import Namespace
 from storage_agent.block_header import BlockHeader
 from storage_agent.errors import SlotStateError
-from storage_agent.port import BlockKey
+from storage_agent.port import BlockKey, ClassStat
+from storage_agent.slot_classes import SlotClass
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_table import TRANSITIONS, Refusal, Reservation, SlotState, SlotTable, SlotTrigger
 
@@ -34,7 +35,7 @@ class SlotTableMachine(RuleBasedStateMachine):
 
     @rule(key=keys)
     def reserve(self, key: BlockKey) -> None:
-        result = self.table.reserve(key)
+        result = self.table.reserve(key, 1)
         if key in self.live:
             assert result is Refusal.PRESENT
         elif key in self.writing or key in self.freeing:
@@ -133,7 +134,7 @@ def test_a_step_outside_the_transition_table_raises_and_changes_nothing(state: S
     key = BlockKey(1, 0, 1)
     table = SlotTable(SlotRows.of(1, [header(key, 0, 1)] if state in (SlotState.LIVE, SlotState.FREEING) else []), 1)
     if state is SlotState.WRITING:
-        table.reserve(key)
+        table.reserve(key, 1)
     if state is SlotState.FREEING:
         table.retire(key)
     if trigger is SlotTrigger.RETIRE:
@@ -159,8 +160,31 @@ def test_a_block_recovered_twice_is_an_error() -> None:
 def test_the_slot_freed_longest_ago_is_reused_first() -> None:
     table = SlotTable(SlotRows.empty(3), 1)
     for number in range(3):
-        table.reserve(BlockKey(1, 0, number))
+        table.reserve(BlockKey(1, 0, number), 1)
     for slot in (1, 0, 2):
         table.abandon(slot)
-    reserved = [table.reserve(BlockKey(1, 0, number)) for number in range(3, 6)]
+    reserved = [table.reserve(BlockKey(1, 0, number), 1) for number in range(3, 6)]
     assert [r.slot for r in reserved if isinstance(r, Reservation)] == [1, 0, 2]
+
+
+def test_a_block_takes_the_smallest_slot_that_holds_it_and_a_larger_one_when_those_are_taken() -> None:
+    classes = (SlotClass(10, 2), SlotClass(100, 2))
+    table = SlotTable(SlotRows.empty(4), 1, classes)
+
+    def put(number: int, payload_bytes: int) -> int | Refusal:
+        reserved = table.reserve(BlockKey(1, 0, number), payload_bytes)
+        if isinstance(reserved, Refusal):
+            return reserved
+        written = header(BlockKey(1, 0, number), reserved.slot, reserved.generation)
+        table.publish(written._replace(payload_bytes=payload_bytes))
+        return reserved.slot
+
+    assert [put(1, 11), put(2, 10), put(3, 1), put(4, 5)] == [2, 0, 1, 3]
+    assert put(5, 1) is Refusal.FULL
+    assert table.class_stats() == [ClassStat(10, 2, 2, 11, 0), ClassStat(100, 2, 2, 16, 0)]
+    table.retire(BlockKey(1, 0, 3))
+    table.release(1)
+    assert put(6, 11) is Refusal.FULL, "a slot that is too small is none"
+    assert table.class_stats() == [ClassStat(10, 2, 1, 10, 1), ClassStat(100, 2, 2, 16, 0)]
+    assert table.free_count == 1
+    assert put(7, 10) == 1

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from storage_agent import object_owner
+from storage_agent.descriptor import OptionValue
 from storage_agent.errors import TransferError, VolumeError
 from storage_agent.object_bucket import Bucket
 from storage_agent.object_format import Holder, OwnerRecord, owner_name, pack_owner, unpack_owner
@@ -216,7 +217,7 @@ def test_what_is_no_record_is_left_alone(place: Prefix) -> None:
 
 def test_a_volume_that_was_taken_over_refuses_puts_and_deletes(seaweed: SeaweedServer) -> None:
     prefix = f"owner/{next(_prefixes)}"
-    options: dict[str, str | int | float | bool] = {
+    options: dict[str, OptionValue] = {
         "endpoint": "s", "bucket": BUCKET, "prefix": prefix, "lease_s": 1.0,
     }  # fmt: skip
     case = VolumeCase(kind="object", options=options, endpoints={"s": seaweed.endpoint})
