@@ -97,7 +97,7 @@ def test_whoever_is_killed_no_block_is_half_present_and_no_slot_is_lost(tmp_path
     url = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     processes = {-1: start_owner(tmp_path, url)}
     try:
-        for _ in range(KILLS):
+        for turn in range(KILLS):
             for index in range(WORKERS):
                 if index not in processes or processes[index].poll() is not None:
                     processes[index] = start_worker(url, index)
@@ -106,8 +106,10 @@ def test_whoever_is_killed_no_block_is_half_present_and_no_slot_is_lost(tmp_path
             end(processes[victim])
             if victim == -1:
                 processes[-1] = start_owner(tmp_path, url)
-            with SlabClient(url, "shared") as client:
+            with SlabClient(url, "shared") as client, AgentClient(url) as agent:
                 assert_whole(client)
+                # So that there is something to write for those that go on, and those that come.
+                agent.delete(f"turn-{turn}", "shared", [writer.key(n) for n in choice.sample(range(BLOCKS), 16)])
         for index in range(WORKERS):
             end(processes[index])
         with SlabClient(url, "shared") as client:
