@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from random import Random
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import structs
 
 from storage_agent.block_header import BlockHeader
 from storage_agent.errors import TransferError, VolumeError
-from storage_agent.kinds import Opening, VolumeKind, kind_named, slot_kind
+from storage_agent.inspection import Inspection
+from storage_agent.kinds import Opening, VolumeKind, checked_options, kind_named, slot_kind
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import Recovered, SlotRead, SlotStore, SlotWrite, Take
 
@@ -42,6 +44,8 @@ class FaultyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`inner`: the kind that is made faulty. Shares are probabilities, all 0 unless set."""
 
     inner: str = "memory"
+    inner_options: dict[str, Any] = {}
+    """The inner kind's own, whole."""
     seed: int = 0
     error: Share = 0.0
     """Writes, reads, erasures and syncs that fail, with nothing done."""
@@ -195,12 +199,41 @@ class FaultyStore:
 def _open_store(opening: Opening) -> FaultyStore:
     options = opening.options
     assert isinstance(options, FaultyOptions)
+    inner, beneath = _inner(opening)
+    if inner.open_store is None:
+        raise _cannot_be_faulty(opening)
+    return FaultyStore(inner.open_store(beneath), options, pause=threading.Event().wait)
+
+
+def _inspect(opening: Opening) -> Inspection:
+    inner, beneath = _inner(opening)
+    if inner.inspect is None:
+        raise VolumeError(
+            f"volume {opening.descriptor.id!r}: kind {beneath.descriptor.kind!r} cannot be looked at from outside; ask "
+            "its agent"
+        )
+    return inner.inspect(beneath)
+
+
+def _inner(opening: Opening) -> tuple[VolumeKind, Opening]:
+    """The kind beneath, and the opening as if the volume were of it. Raises `VolumeError`."""
+    options = opening.options
+    assert isinstance(options, FaultyOptions)
     volume = opening.descriptor.id
+    if options.inner == opening.descriptor.kind:
+        raise _cannot_be_faulty(opening)
     inner = kind_named(options.inner, volume)
-    if inner.open_store is None or options.inner == opening.descriptor.kind:
-        raise VolumeError(f"volume {volume!r}: kind {options.inner!r} cannot be made faulty; use one that has a store")
-    store = inner.open_store(replace(opening, options=inner.options()))
-    return FaultyStore(store, options, pause=threading.Event().wait)
+    if inner.path == "none" and opening.path is not None:
+        raise VolumeError(f"volume {volume!r}: kind {options.inner!r} takes no path; remove {str(opening.path)!r}")
+    descriptor = structs.replace(opening.descriptor, kind=options.inner, options=options.inner_options)
+    return inner, replace(opening, descriptor=descriptor, options=checked_options(inner, descriptor))
 
 
-KIND: VolumeKind = slot_kind(FaultyOptions, _open_store, path="optional")
+def _cannot_be_faulty(opening: Opening) -> VolumeError:
+    options = opening.options
+    assert isinstance(options, FaultyOptions)
+    volume = opening.descriptor.id
+    return VolumeError(f"volume {volume!r}: kind {options.inner!r} cannot be made faulty; use one that has a store")
+
+
+KIND: VolumeKind = slot_kind(FaultyOptions, _open_store, inspect=_inspect, path="optional")

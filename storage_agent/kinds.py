@@ -120,13 +120,18 @@ def prepare(
     """The kind of `descriptor`, and its checked opening. Opens nothing. Raises `VolumeError` with the remedy."""
     kind = kind_named(descriptor.kind, descriptor.id)
     path = validate(descriptor, allowed_roots, use=kind.path)
+    options = checked_options(kind, descriptor)
+    return kind, Opening(descriptor=descriptor, path=path, options=options, endpoints=endpoints or {})
+
+
+def checked_options(kind: VolumeKind, descriptor: VolumeDescriptor) -> msgspec.Struct:
+    """The descriptor's options as `kind`'s own type. Raises `VolumeError` with the remedy."""
     try:
-        options = msgspec.convert(descriptor.options, kind.options)
+        return msgspec.convert(descriptor.options, kind.options)
     except msgspec.ValidationError as error:
         raise VolumeError(
             f"volume {descriptor.id!r}: options of kind {descriptor.kind!r}: {error}; correct or remove it"
         ) from error
-    return kind, Opening(descriptor=descriptor, path=path, options=options, endpoints=endpoints or {})
 
 
 def inspect_volume(

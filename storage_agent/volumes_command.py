@@ -18,6 +18,7 @@ from storage_agent.client import AgentClient
 from storage_agent.config import AgentSettings, load_settings, scan_volumes, was_closed_in_order
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import AgentUnreachable, ConfigError, StorageAgentError, VolumeError
+from storage_agent.kinds import prepare
 from storage_agent.port import AgentStat, BlockKey, ScrubReport, VolumeStat
 
 ASK_TIMEOUT_S = 5.0
@@ -166,12 +167,20 @@ def fsck(config: ConfigFile, volumes: Names = None) -> None:
         )
     ) as agent:
         for descriptor in _chosen(settings, volumes):
-            if descriptor.path and not Path(descriptor.path).exists():
-                raise VolumeError(f"volume {descriptor.id!r}: {descriptor.path} is not there; nothing to check")
+            _require_there(descriptor, settings)
             agent.register_volume(descriptor)
             reports[descriptor.id] = agent.scrub("", descriptor.id)
             agent.unregister_volume(descriptor.id)
     _show_reports(reports)
+
+
+def _require_there(descriptor: VolumeDescriptor, settings: AgentSettings) -> None:
+    """Opening makes a volume that is not there. Raises `VolumeError` where it would."""
+    if descriptor.path and not Path(descriptor.path).exists():
+        raise VolumeError(f"volume {descriptor.id!r}: {descriptor.path} is not there; nothing to check")
+    kind, opening = prepare(descriptor, settings.allowed_roots, settings.endpoints)
+    if kind.inspect is not None:
+        kind.inspect(opening).close()
 
 
 def _show_reports(reports: dict[str, ScrubReport]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from storage_agent.block_header import PAGE_BYTES, BlockHeader
-from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.descriptor import OptionValue, VolumeDescriptor
 from storage_agent.slab_format import Superblock
 from storage_agent.slot_classes import SlotClass
 from storage_agent.volume import Volume
@@ -84,6 +84,13 @@ class TestMemory(VolumeContract):
     @pytest.fixture
     def case(self) -> VolumeCase:
         return VolumeCase(kind="memory", lasts=False)
+
+
+class TestFaultyDirectoryWithoutFaults(VolumeContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> VolumeCase:
+        options: dict[str, OptionValue] = {"inner": "directory", "inner_options": {"segment_bytes": 1 << 20}}
+        return VolumeCase(kind="faulty", path=tmp_path / "contract", options=options)
 
 
 class TestFaultyWithoutFaults(VolumeContract):

@@ -323,5 +323,30 @@ def test_fsck_refuses_while_an_agent_runs_or_where_there_is_nothing(config: Path
     status, said = volumes("fsck", "fast", "--config", str(config))
     assert status == 2
     assert "is not there; nothing to check" in said
+    assert not (config.parent / "fast.slab").exists()
     status, said = volumes("verify", "tape", "--config", str(config))
     assert (status, said) == (2, "the settings have no volume 'tape'; they have fast, slow")
+
+
+def test_fsck_of_an_empty_folder_makes_no_directory_volume(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    file = tmp_path / "agent.toml"
+    file.write_text(
+        f"""
+        name = "a"
+        command_url = "ipc://{tmp_path}/commands"
+        event_url = "zmq+tcp://127.0.0.1:1"
+        allowed_roots = ["."]
+        [[volumes]]
+        id = "shared"
+        kind = "directory"
+        path = "shared"
+        capacity_blocks = 8
+        block_bytes_max = 8192
+        """
+    )
+    status, said = volumes("fsck", "--config", str(file))
+    assert status == 2
+    assert str(folder) in said
+    assert list(folder.iterdir()) == []

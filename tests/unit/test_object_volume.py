@@ -17,16 +17,15 @@ import pytest
 from typer.testing import CliRunner
 
 from storage_agent.block_header import PAGE_BYTES
+from storage_agent.descriptor import OptionValue
 from storage_agent.endpoints import Endpoint
 from storage_agent.errors import VolumeError
-from storage_agent.faulty_volume import FaultyOptions, FaultyStore
 from storage_agent.kinds import inspect_volume, prepare
 from storage_agent.object_bucket import Bucket
 from storage_agent.object_format import ObjectIndex, blocks_name, freed_name, pack_index, unpack_index
 from storage_agent.object_store import ObjectStore
-from storage_agent.object_volume import KIND, ObjectVolume
+from storage_agent.object_volume import ObjectVolume
 from storage_agent.port import Result
-from storage_agent.slot_volume import SlotVolume
 from storage_agent.volume import Volume
 from storage_agent.volume_contract import (
     BLOCK_BYTES,
@@ -586,6 +585,32 @@ def test_a_person_can_check_and_repair_it_by_command(store: Store, tmp_path: Pat
         assert held(volume) == {0, 2}
 
 
+def test_fsck_of_a_prefix_without_a_volume_refuses_and_makes_nothing(store: Store, tmp_path: Path) -> None:
+    settings = tmp_path / "agent.toml"
+    settings.write_text(
+        f"""
+        name = "a"
+        command_url = "tcp://127.0.0.1:1"
+        event_url = "zmq+tcp://127.0.0.1:2"
+        allowed_roots = []
+        [endpoints.store]
+        url = "{store.endpoint.url}"
+        access_key_file = "{store.endpoint.access_key_file}"
+        secret_key_file = "{store.endpoint.secret_key_file}"
+        [[volumes]]
+        id = "contract"
+        kind = "object"
+        capacity_blocks = 12
+        block_bytes_max = {BLOCK_BYTES}
+        options = {{ endpoint = "store", bucket = "{BUCKET}", prefix = "{store.prefix}/nothing" }}
+        """
+    )
+    done = CliRunner().invoke(volumes_app, ["fsck", "--config", str(settings)])
+    assert done.exit_code != 0
+    assert f"{store.prefix}/nothing holds no volume" in str(done.exception)
+    assert list(store.bucket.list(f"{store.prefix}/nothing")) == []
+
+
 # Configuration
 
 
@@ -654,11 +679,11 @@ def test_without_files_of_keys_those_of_the_environment_are_used(
 
 
 def test_what_is_torn_or_flipped_on_the_way_to_it_is_never_served(store: Store) -> None:
-    _, opening = prepare(store.case.descriptor(), [], store.case.endpoints)
-    assert KIND.open_store is not None
-    options = FaultyOptions(seed=3, torn=0.3, flipped=0.3)
-    faulty = FaultyStore(KIND.open_store(opening), options, pause=threading.Event().wait)
-    with closing(SlotVolume(opening.descriptor, faulty, on_stored=list, on_freed=list)) as volume:
+    options: dict[str, OptionValue] = {
+        "inner": "object", "inner_options": store.case.options, "seed": 3, "torn": 0.3, "flipped": 0.3
+    }  # fmt: skip
+    with VolumeCase(kind="faulty", options=options, endpoints=store.case.endpoints).opened() as volume:
+        assert volume.stat().mode.endswith(", faulty")
         outcomes = [volume.put([block(number)], read_back=True)[0].result for number in range(12)]
         stored = {number for number, result in enumerate(outcomes) if result is Result.STORED}
         assert 0 < len(stored) < 12

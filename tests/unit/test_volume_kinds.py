@@ -54,6 +54,22 @@ def test_what_has_no_store_cannot_be_made_faulty(inner: str) -> None:
         kind.open(opening)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"inner": "slab", "inner_options": {"depth": 1}}, "options of kind 'slab': .* unknown field `depth`"),
+        ({"inner": "slab", "inner_options": {"classes": [{"block_bytes": 9, "blocks": 9}]}}, "set them to 9 and 9"),
+        ({"inner": "directory", "inner_options": {"segment_bytes": 1}}, "options of kind 'directory': .*segment_bytes"),
+        ({"inner": "memory"}, "kind 'memory' takes no path"),
+    ],
+)
+def test_the_kind_beneath_checks_its_own_options(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    kind, opening = prepare(descriptor(kind="faulty", path=str(tmp_path / "v"), options=options), [tmp_path])
+    with pytest.raises(VolumeError, match=said):
+        kind.open(opening)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_faulty_slab_is_a_slab_beneath(tmp_path: Path) -> None:
     path = tmp_path / "v.slab"
     with StorageAgent("a", publisher=None, allowed_roots=[tmp_path]) as agent:
