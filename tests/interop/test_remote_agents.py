@@ -30,6 +30,7 @@ from storage_agent.nixl_window import NixlWindow
 from storage_agent.port import BlockKey, PutBlock, Result
 from storage_agent.service import AgentService
 from storage_agent.shards import Axis, BlockLayout, Shard, ShardSpan
+from tests.nats_server import nats_server
 from tests.ports import free_ports
 
 OWNER = Path(__file__).with_name("slab_owner.py")
@@ -238,6 +239,31 @@ def test_a_remote_volume_that_cannot_be_says_why(tmp_path: Path) -> None:
         )
         with pytest.raises(VolumeError, match=f"block_bytes_max is {BLOCK_BYTES}, its owner takes 100; lower it"):
             agent.register_volume(Pair.remote())
+
+
+def test_commands_may_go_over_nats_while_the_bytes_are_pulled(tmp_path: Path) -> None:
+    with nats_server(tmp_path / "nats") as server, ExitStack() as stack:
+        url = server.url("kv.commands.there")
+        there = stack.enter_context(StorageAgent("there", publisher=None, allowed_roots=[tmp_path]))
+        there.register_volume(
+            VolumeDescriptor(id="shared", path=str(tmp_path / "s"), capacity_blocks=8, block_bytes_max=BLOCK_BYTES)
+        )
+        stack.enter_context(AgentService(there, url))
+        endpoints = {"peer": Endpoint(url=url)}
+        here = stack.enter_context(StorageAgent("here", publisher=None, allowed_roots=[], endpoints=endpoints))
+        here.register_volume(
+            VolumeDescriptor(
+                id="far",
+                kind="remote",
+                capacity_blocks=8,
+                block_bytes_max=BLOCK_BYTES,
+                options={"endpoint": "peer", "volume": "shared"},
+            )
+        )
+        assert [outcome.result for outcome in here.put("far", [block(1), block(2)])] == [Result.STORED] * 2
+        results, found = get(here, 1, 2, 3)
+        assert results == [Result.HIT, Result.HIT, Result.MISS]
+        assert found[:2] == [payload(1), payload(2)]
 
 
 # Loans, with the lender in this process
