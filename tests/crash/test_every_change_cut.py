@@ -23,9 +23,9 @@ from tests.disk_shim import Change, Disk, Kept, Recording
 
 EVERY = os.environ.get("KVADVISOR_EVERY_CHANGE") == "1"
 SEED = 5
-CUTS = 6
+CUTS = 4
 """Of each kind of volume and of each way to lose changes."""
-KILLS = 2
+KILLS = 1
 """Of a real process, for each kind."""
 
 

@@ -28,7 +28,6 @@ from storage_agent.slab_format import Superblock
 from storage_agent.volumes_command import app
 from tests.contract.transports import wait_for
 from tests.nats_server import nats_server
-from tests.ports import free_ports
 
 NAMESPACE = Namespace(tenant="p")
 BLOCK_BYTES = 5000
@@ -68,8 +67,7 @@ def write_config(folder: Path, command_url: str, event_url: str, slow: str = "sl
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    events, _ = free_ports(2)
-    return write_config(tmp_path, f"ipc://{tmp_path}/commands", f"zmq+tcp://127.0.0.1:{events}")
+    return write_config(tmp_path, f"ipc://{tmp_path}/commands", f"zmq+ipc://{tmp_path}/events")
 
 
 def fill(config: Path, *numbers: int, volume: str = "fast") -> None:
@@ -195,13 +193,8 @@ def test_a_volume_that_is_not_there_yet_does_not_keep_the_others(config: Path, t
 def test_an_agent_with_nothing_to_serve_says_why(config: Path, tmp_path: Path) -> None:
     config.write_text(config.read_text().split("[[volumes]]\nid = \"slow\"", maxsplit=1)[0])
     with running(config) as first:
-        events, _ = free_ports(2)
         second = tmp_path / "second.toml"
-        second.write_text(
-            config.read_text().replace("/commands", "/others").replace(
-                load_settings(config).event_url, f"zmq+tcp://127.0.0.1:{events}"
-            )
-        )  # fmt: skip
+        second.write_text(config.read_text().replace("/commands", "/other-commands").replace("/events", "/other-events"))
         with running(second) as process:
             _, logged = process.communicate(timeout=30)
             assert process.returncode == 2
