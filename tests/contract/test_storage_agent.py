@@ -6,6 +6,7 @@ import itertools
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from storage_agent.errors import CommandRefused, VolumeError
 from storage_agent.port import AgentPort, BlockKey, Outcome, PutBlock, Result
 from storage_agent.service import AgentService
 from storage_agent.slab_format import Superblock
+from tests.contract.transports import wait_for
 
 NAMESPACE = Namespace(tenant="acme", model="llama", block_tokens=16)
 BLOCK_BYTES = 5000
@@ -618,6 +620,26 @@ def test_a_volume_in_use_is_not_unregistered(tmp_path: Path) -> None:
         agent.unregister_volume("v")
         with pytest.raises(VolumeError, match=r"'v' is not registered; this agent has \[\]"):
             agent.unregister_volume("v")
+
+
+def test_unregistering_waits_for_those_who_use_the_volume_and_lets_nobody_else_in(tmp_path: Path) -> None:
+    publisher = HeldPublisher()
+    descriptor = VolumeDescriptor(id="v", path=str(tmp_path / "v"), capacity_blocks=2, block_bytes_max=BLOCK_BYTES)
+    with StorageAgent("busy", publisher=publisher, allowed_roots=[tmp_path]) as agent:
+        agent.register_volume(descriptor)
+        with ThreadPoolExecutor(2) as pool:
+            putting = pool.submit(agent.put, "v", [block(1)])
+            publisher.asked.wait()
+            with pytest.raises(VolumeError, match="'v' is in use"):
+                agent.unregister_volume("v", drain_s=0.05)
+            leaving = pool.submit(agent.unregister_volume, "v", drain_s=20.0)
+            wait_for(lambda: agent.stat().volumes == [])
+            assert results(agent.put("v", [block(2)])) == [Result.FAILED]
+            publisher.caught_up.set()
+            leaving.result(20.0)
+            assert results(putting.result(20.0)) == [Result.STORED]
+        assert agent.register_volume(descriptor).blocks == 1, "found again under the same id"
+        assert get(agent, 1)[1] == [payload(1)]
 
 
 def test_a_volume_that_cannot_be_is_refused_and_the_others_go_on(

@@ -194,7 +194,7 @@ def test_an_agent_with_nothing_to_serve_says_why(config: Path, tmp_path: Path) -
     config.write_text(config.read_text().split("[[volumes]]\nid = \"slow\"", maxsplit=1)[0])
     with running(config) as first:
         second = tmp_path / "second.toml"
-        second.write_text(config.read_text().replace("/commands", "/other-commands").replace("/events", "/other-events"))
+        second.write_text(config.read_text().replace("/commands", "/commands-2").replace("/events", "/events-2"))
         with running(second) as process:
             _, logged = process.communicate(timeout=30)
             assert process.returncode == 2
