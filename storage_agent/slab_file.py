@@ -51,6 +51,14 @@ class SlabFile:
         """Where the slot table is saved; None where it is not: a block device has no folder of its own."""
         return None if self.is_device else self.path.with_name(f"{self.path.name}.table")
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its path still means this file; unplugged or unmounted, it does not."""
+        try:
+            return os.path.samestat(os.fstat(self.fd), os.stat(self.path))
+        except OSError:
+            return False
+
     def probe_direct(self) -> None:
         """Switch to O_DIRECT where the file system takes it; sets `mode`."""
         flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)

@@ -196,7 +196,7 @@ class SlabStore:
     def upkeep(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
         """See `SlotStore.upkeep`."""
         table_path = self._slab.table_path
-        if table_path is None:
+        if table_path is None or not self._slab.is_in_place:
             return
         with self._saving:
             with self._intents_lock:
