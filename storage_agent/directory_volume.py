@@ -28,10 +28,11 @@ from storage_agent.directory_format import Place
 from storage_agent.directory_segments import Segment, block_pages, remove_segment, seal_segment
 from storage_agent.directory_view import inspect
 from storage_agent.errors import BlockFormatError, CorruptBlock, TransferError, VolumeError
+from storage_agent.file_transfer import Offsets
 from storage_agent.kinds import Opening, VolumeKind, slot_kind
-from storage_agent.nixl_transfer import NixlTransfer, Offsets
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import Recovered, SlotRead, SlotWrite, Take
+from storage_agent.transfer_choice import open_transfer
 
 STAGING_BYTES_TARGET = 16 * 1024 * 1024
 BATCH_SLOTS_MAX = 256
@@ -80,18 +81,14 @@ class DirectoryStore:
         self._damaged: dict[int, str] = {}
         """Slots whose block compaction found damaged, and what was wrong."""
         self._next_number = 1
-        try:
-            self._transfer = NixlTransfer(
-                f"volume {descriptor.id}", {}, staging_bytes=self._batch_slots * self._slot_bytes, deadline_s=deadline_s
-            )
-        except TransferError as error:
-            self._folder.close()
-            raise VolumeError(f"volume {descriptor.id!r} cannot be used: {error}") from error
+        self._transfer = open_transfer(
+            f"volume {descriptor.id}", {}, staging_bytes=self._batch_slots * self._slot_bytes, deadline_s=deadline_s
+        )
 
     @property
     def mode(self) -> str:
         """See `SlotStore.mode`: what the file system takes, as probed."""
-        return self._folder.mode
+        return ", ".join(filter(None, (self._folder.mode, self._transfer.how)))
 
     @property
     def batch_slots(self) -> int:

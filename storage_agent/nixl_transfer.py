@@ -7,48 +7,32 @@ our own; no use after fork. NIXL never syncs: the caller does.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import itertools
-import mmap
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from storage_agent.errors import TransferError
-from storage_agent.fifo_lock import FifoLock
-from storage_agent.files import free_bytes
+from storage_agent.file_transfer import (
+    DESCRIPTOR_COUNT_MAX,
+    Columns,
+    FileTransfer,
+    Offsets,
+    Portion,
+    move_plainly,
+)
 from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_agent
 
-Offsets = npt.NDArray[np.uint64]
-Columns = tuple[Offsets, Offsets, Offsets, Offsets]
-"""Offsets in the files, offsets in staging, lengths, file descriptors."""
-Portion = Callable[[int, int], None]
-"""Is told of descriptors, by their number: the first one, and the one after the last."""
-
-DESCRIPTOR_COUNT_MAX = 4096
-"""Most descriptors of one transfer. Half of the pool: a transfer that meets its end makes the agent useless."""
 _IOS_POOL_SIZE = 2 * DESCRIPTOR_COUNT_MAX
-_POLL_S_MIN = 0.000_1
-_POLL_S_MAX = 0.000_5
-"""Half of a longer sleep would be lost at the end of each transfer: a tenth of one of 16 MiB at 2 ms."""
+_POLL_S_MIN = 0.000_2
+_POLL_S_MAX = 0.002
 _EAGER_POLLS = 4
 """Polls before the first sleep: a poll submits 64 descriptors, so small batches are under way at once."""
 
-_PORTION_BYTES_MIN = 2 * 1024 * 1024
-_PORTIONS_MAX = 8
-
 _agent_numbers = itertools.count()
-
-
-def _nothing(first: int, end: int) -> None:
-    pass
 
 
 @dataclass(slots=True)
@@ -69,95 +53,29 @@ class _Flight:
             self.state = state if state in ("PROC", "DONE") else f"NIXL answers {state}"
 
 
-class NixlTransfer:
-    """Transfers between its own staging memory and files, which their owner keeps open.
-
-    Thread-safe by one lock in order of arrival: `with transfer.exclusive() as staging:` gives the staging memory
-    (page-aligned, writable, `staging_bytes` long) and the right to call `read` and `write`.
-
-    After a deadline the NIXL agent, the handle and the staging memory are never touched nor freed again, and fresh
-    ones take their place.
-    """
+class NixlTransfer(FileTransfer):
+    """By NIXL's POSIX backend. After a deadline its agent and handle are never touched nor freed again, either."""
 
     def __init__(
         self, name: str, files: Mapping[int, int], *, staging_bytes: int, deadline_s: float = 30.0
     ) -> None:
         """`files`: bytes by file descriptor. Raises `TransferError` where NIXL or its POSIX backend cannot be had."""
-        self._name = name
-        self._files = dict(files)
-        self._staging_bytes = staging_bytes
-        self._deadline_s = deadline_s
-        self._lock = FifoLock()
-        self._pid = os.getpid()
-        self._closed = False
+        super().__init__(name, files, staging_bytes=staging_bytes, deadline_s=deadline_s)
         self._nixl = load_nixl()
-        self._memory: mmap.mmap
-        self._address: int
-        self._map_staging()
         self._agent: Any = self._make_agent()
 
-    @contextmanager
-    def exclusive(self) -> Iterator[memoryview]:
-        """The staging memory, for one thread at a time. Raises `TransferError` when closed or in a forked child."""
-        with self._lock:
-            if self._closed:
-                raise TransferError(f"{self._name} is closed; register the volume again")
-            if os.getpid() != self._pid:
-                raise TransferError(f"{self._name} was opened by process {self._pid}; NIXL cannot be used after a fork")
-            if self._agent is None:
-                self._agent = self._make_agent()
-            yield memoryview(self._memory)
-
-    def write(
-        self,
-        file_offsets: Offsets,
-        staging_offsets: Offsets,
-        lengths: Offsets,
-        fds: Offsets | None = None,
-        *,
-        stage: Portion = _nothing,
-    ) -> None:
-        """Write staging memory to the files; not durable until the caller syncs. Hold `exclusive`.
-
-        Offsets and lengths in bytes, one-dimensional and equally long, as are `fds`, which may be left out where there
-        is one file. `stage` is called ahead of each portion to fill the staging memory of its descriptors, while the
-        portions before it are under way. Raises `TransferError`, after which the files may hold any part of it.
-        """
-        self._transfer("WRITE", file_offsets, staging_offsets, lengths, fds, stage, _nothing)
-
-    def read(
-        self,
-        file_offsets: Offsets,
-        staging_offsets: Offsets,
-        lengths: Offsets,
-        fds: Offsets | None = None,
-        *,
-        arrived: Portion = _nothing,
-    ) -> None:
-        """Read the files into staging memory. As `write`; `arrived` is called after each portion, as `stage` before."""
-        self._transfer("READ", file_offsets, staging_offsets, lengths, fds, _nothing, arrived)
-
     def add_file(self, fd: int, file_bytes: int) -> None:
-        """Register another file. Hold `exclusive`. Raises `TransferError`."""
-        self._files[fd] = file_bytes
+        """See `FileTransfer.add_file`."""
+        super().add_file(fd, file_bytes)
         if self._agent is not None:
             self._register_file(self._agent, fd)
 
-    def forget_file(self, fd: int) -> None:
-        """Let go of a file, which may be closed then. Hold `exclusive`."""
-        del self._files[fd]
+    def _make_ready(self) -> None:
+        if self._agent is None:
+            self._agent = self._make_agent()
+
+    def _let_go(self) -> None:
         self._agent = None  # with all its registrations; the next one to come makes another
-
-    def resize(self, fd: int, file_bytes: int) -> None:
-        """The file has this size from now on. Hold `exclusive`."""
-        self._files[fd] = file_bytes
-        self._agent = None
-
-    def close(self) -> None:
-        """Wait for the transfer under way, then let go of file and memory; the file stays open. Idempotent."""
-        with self._lock:
-            self._closed = True
-            self._agent = None
 
     def _make_agent(self) -> Any:
         self._agent_name = f"{self._name}-{self._pid}-{next(_agent_numbers)}"
@@ -180,34 +98,11 @@ class NixlTransfer:
         except self._nixl.errors as error:
             raise TransferError(f"{self._name}: NIXL does not take the file: {error}") from error
 
-    def _map_staging(self) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-        self._memory = mmap.mmap(-1, self._staging_bytes, flags=flags)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-
-    def _transfer(
-        self,
-        operation: str,
-        file_offsets: Offsets,
-        staging_offsets: Offsets,
-        lengths: Offsets,
-        fds: Offsets | None,
-        before: Portion,
-        after: Portion,
-    ) -> None:
-        if fds is None:
-            fds = np.full_like(lengths, next(iter(self._files)))
-        columns = (file_offsets, staging_offsets, lengths, fds)
-        for start in range(0, len(lengths), DESCRIPTOR_COUNT_MAX):
-            end = min(start + DESCRIPTOR_COUNT_MAX, len(lengths))
-            self._transfer_together(operation, columns, _portions(lengths, start, end), before, after)
-
     def _transfer_together(
         self, operation: str, columns: Columns, portions: list[tuple[int, int]], before: Portion, after: Portion
     ) -> None:
         """All portions are under way at once; fewer descriptors than the pool has."""
-        if self._agent is None:  # a file was let go of since
-            self._agent = self._make_agent()
+        self._make_ready()  # a file was let go of since
         agent = self._agent
         deadline = time.monotonic() + self._deadline_s
         flights: list[_Flight] = []
@@ -299,21 +194,6 @@ class NixlTransfer:
             file_offsets.tolist(), staging_offsets.tolist(), lengths.tolist(), fds.tolist(), strict=True
         ):
             part = memory[staging_offset : staging_offset + length]
-            try:
-                if operation == "READ":
-                    moved = os.preadv(fd, [part], file_offset)
-                else:
-                    moved = os.pwritev(fd, [part], file_offset)
-            except OSError as error:
-                return f"{errno.errorcode.get(error.errno or 0, '')} at byte {file_offset}: {error.strerror}"
-            if moved < length:
-                return f"only {moved} of {length} bytes at byte {file_offset}; {free_bytes(fd)} bytes are free"
+            if reason := move_plainly(operation, fd, part, file_offset):
+                return reason
         return ""
-
-
-def _portions(lengths: Offsets, start: int, end: int) -> list[tuple[int, int]]:
-    """Descriptors `start` to `end` in a few runs of about equal bytes; one run where there is little to move."""
-    total = int(lengths[start:end].sum())
-    count = min(_PORTIONS_MAX, end - start, max(1, total // _PORTION_BYTES_MIN))
-    edges = [start + (end - start) * number // count for number in range(count + 1)]
-    return list(itertools.pairwise(edges))

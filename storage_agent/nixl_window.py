@@ -21,8 +21,8 @@ import numpy as np
 
 from storage_agent.errors import TransferError
 from storage_agent.fifo_lock import FifoLock
+from storage_agent.file_transfer import Offsets
 from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_agent
-from storage_agent.nixl_transfer import Offsets
 
 _INFINIBAND = "/sys/class/infiniband"
 PROGRESS_INTERVAL_S = 0.000_3

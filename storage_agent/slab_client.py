@@ -41,14 +41,15 @@ from storage_agent.data_wire import (
     VerifyRequest,
 )
 from storage_agent.errors import CorruptBlock, ShardError, StorageAgentError, TransferError, VolumeError
+from storage_agent.file_transfer import FileTransfer
 from storage_agent.leases import BlockFacts
-from storage_agent.nixl_transfer import NixlTransfer
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result
 from storage_agent.shards import Shard, ShardSpan, gather
 from storage_agent.slab_file import SlabFile, open_slab_as_client
 from storage_agent.slab_reading import columns, read_slots
 from storage_agent.sliced_read import SlicedRead, plan_read
 from storage_agent.slot_locks import lock_shard, locks_work, unlock_shard
+from storage_agent.transfer_choice import open_transfer
 
 STAGING_BYTES_TARGET = 16 * 1024 * 1024
 BATCH_SLOTS_MAX = 256
@@ -85,7 +86,7 @@ class SlabClient:
         self._lock = threading.Lock()
         self._agent = AgentClient(command_url, timeout_s)
         self._slab: SlabFile
-        self._transfer: NixlTransfer
+        self._transfer: FileTransfer
         try:
             self._open()
         except StorageAgentError:
@@ -158,16 +159,12 @@ class SlabClient:
                 f"volume {self.volume!r}: {self._slab.path} is on a file system without locks of open files; "
                 "use a local one, or a volume of kind 'remote'"
             )
-        try:
-            self._transfer = NixlTransfer(
-                f"client of volume {self.volume}",
-                {self._slab.fd: superblock.file_bytes},
-                staging_bytes=max(STAGING_BYTES_TARGET, superblock.slot_bytes),
-                deadline_s=self._deadline_s,
-            )
-        except TransferError as error:
-            self._slab.close()
-            raise VolumeError(f"volume {self.volume!r} cannot be used: {error}") from error
+        self._transfer = open_transfer(
+            f"client of volume {self.volume}",
+            {self._slab.fd: superblock.file_bytes},
+            staging_bytes=max(STAGING_BYTES_TARGET, superblock.slot_bytes),
+            deadline_s=self._deadline_s,
+        )
         self._staging_bytes = max(STAGING_BYTES_TARGET, superblock.slot_bytes)
 
     def _reopen(self) -> None:

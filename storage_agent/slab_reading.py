@@ -8,12 +8,12 @@ import numpy as np
 
 from storage_agent.block_header import PAGE_BYTES, check_header, check_parts, page_ceiling
 from storage_agent.errors import CorruptBlock
-from storage_agent.nixl_transfer import NixlTransfer, Offsets
+from storage_agent.file_transfer import FileTransfer, Offsets
 from storage_agent.slab_format import Superblock
 from storage_agent.slot_store import SlotRead, Take
 
 
-def read_slots(transfer: NixlTransfer, superblock: Superblock, reads: Sequence[SlotRead], take: Take) -> None:
+def read_slots(transfer: FileTransfer, superblock: Superblock, reads: Sequence[SlotRead], take: Take) -> None:
     """See `SlotStore.read`. `transfer` has the slab as its one file, and staging for a slot each."""
     if not reads:
         return

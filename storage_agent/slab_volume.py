@@ -18,10 +18,10 @@ from storage_agent.block_header import (
     page_ceiling,
 )
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.errors import TransferError, VolumeError
+from storage_agent.errors import TransferError
+from storage_agent.file_transfer import DESCRIPTOR_COUNT_MAX
 from storage_agent.inspection import SlotReport
 from storage_agent.kinds import Opening, VolumeKind, slot_kind
-from storage_agent.nixl_transfer import DESCRIPTOR_COUNT_MAX, NixlTransfer
 from storage_agent.saved_rows import save_rows
 from storage_agent.slab_file import open_slab, open_slab_read_only, session_of_this_process
 from storage_agent.slab_intents import SlabIntents
@@ -32,6 +32,7 @@ from storage_agent.slot_classes import SlotClasses
 from storage_agent.slot_locks import locked_shards, shard_is_locked
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import Recovered, SlotRead, SlotWrite, Take
+from storage_agent.transfer_choice import open_transfer
 
 STAGING_BYTES_TARGET = 16 * 1024 * 1024
 """Payloads of one batch: at least one slot, at most `BATCH_SLOTS_MAX`."""
@@ -69,21 +70,17 @@ class SlabStore:
         slot_bytes = superblock.slot_bytes
         self._batch_slots = min(BATCH_SLOTS_MAX, max(1, STAGING_BYTES_TARGET // (slot_bytes - PAGE_BYTES)))
         self._intents: SlabIntents
-        try:
-            self._transfer = NixlTransfer(
-                f"volume {descriptor.id}",
-                {self._slab.fd: superblock.file_bytes},
-                staging_bytes=self._batch_slots * slot_bytes,
-                deadline_s=deadline_s,
-            )
-        except TransferError as error:
-            self._slab.close()
-            raise VolumeError(f"volume {descriptor.id!r} cannot be used: {error}") from error
+        self._transfer = open_transfer(
+            f"volume {descriptor.id}",
+            {self._slab.fd: superblock.file_bytes},
+            staging_bytes=self._batch_slots * slot_bytes,
+            deadline_s=deadline_s,
+        )
 
     @property
     def mode(self) -> str:
-        """See `SlotStore.mode`: `O_DIRECT` or `buffered`, as probed."""
-        return self._slab.mode
+        """See `SlotStore.mode`: `O_DIRECT` or `buffered`, and `threads` where NIXL cannot be had, as probed."""
+        return ", ".join(filter(None, (self._slab.mode, self._transfer.how)))
 
     @property
     def batch_slots(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from storage_agent import transfer_choice
 from storage_agent.block_header import PAGE_BYTES, BlockHeader
 from storage_agent.descriptor import OptionValue, VolumeDescriptor
 from storage_agent.slab_format import Superblock
@@ -78,6 +79,28 @@ class TestDirectory(VolumeContract):
                     flip(path, place + 77)
 
         return VolumeCase(kind="directory", path=folder, damage=damage)
+
+
+def without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer_choice, "nixl_fault", lambda: "as asked by a test")
+
+
+class TestSlabOnThreads(TestSlab):
+    @pytest.fixture(autouse=True)
+    def forced(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        without_nixl(monkeypatch)
+
+    def test_its_mode_says_so(self, volume: Volume) -> None:
+        assert volume.stat().mode.endswith(", threads")
+
+
+class TestDirectoryOnThreads(TestDirectory):
+    @pytest.fixture(autouse=True)
+    def forced(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        without_nixl(monkeypatch)
+
+    def test_its_mode_says_so(self, volume: Volume) -> None:
+        assert volume.stat().mode.endswith(", threads")
 
 
 class TestMemory(VolumeContract):
