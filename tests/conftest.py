@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.seaweed import seaweed  # noqa: F401 -- a fixture, one server for all tests
+
+
+@pytest.fixture(autouse=True)
+def log_goes_nowhere_old() -> Iterator[None]:
+    """A command has its process log to the standard error of its test, which is closed when another test logs."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

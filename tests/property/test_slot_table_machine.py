@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -188,3 +188,38 @@ def test_a_block_takes_the_smallest_slot_that_holds_it_and_a_larger_one_when_tho
     assert table.class_stats() == [ClassStat(10, 2, 1, 10, 1), ClassStat(100, 2, 2, 16, 0)]
     assert table.free_count == 1
     assert put(7, 10) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=4, unique_by=lambda each: each[0]),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 20)), max_size=40),
+)
+def test_a_slot_is_refused_only_where_no_free_one_is_large_enough(
+    sizes: list[tuple[int, int]], calls: list[tuple[int, int]]
+) -> None:
+    classes = tuple(SlotClass(*each) for each in sorted(sizes))
+    room = [each.block_bytes for each in classes for _ in range(each.blocks)]
+    table = SlotTable(SlotRows.empty(len(room)), 1, classes)
+    held: dict[int, BlockHeader] = {}
+    for number, payload_bytes in calls:
+        key = BlockKey(1, 0, number)
+        if number in held:
+            table.retire(key)
+            table.release(held.pop(number).slot)
+            continue
+        free = set(range(len(room))) - {each.slot for each in held.values()}
+        fitting = [room[slot] for slot in free if room[slot] >= payload_bytes]
+        reserved = table.reserve(key, payload_bytes)
+        if isinstance(reserved, Refusal):
+            assert (reserved, fitting) == (Refusal.FULL, [])
+            continue
+        assert reserved.slot in free
+        assert room[reserved.slot] == min(fitting)
+        held[number] = header(key, reserved.slot, reserved.generation)._replace(payload_bytes=payload_bytes)
+        table.publish(held[number])
+        assert table.free_count == len(room) - len(held)
+    stats = table.class_stats()
+    assert [each.slots - each.slots_free for each in stats] == [each.blocks for each in stats]
+    assert sum(each.blocks for each in stats) == len(held)
+    assert sum(each.payload_bytes for each in stats) == sum(each.payload_bytes for each in held.values())
