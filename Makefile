@@ -15,14 +15,15 @@ help: ## List the targets.
 demo: .venv/.run ## Run the demo: an engine, an agent with two volumes, and the advisor with its admin page.
 	$(BIN)/kvadvisor demo $(ARGS)
 
-test: .venv/.test ## Run all tests.
-	$(BIN)/python -m pytest $(ARGS)
+test: .venv/.test ## Run all tests, two at a time.
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 soak: .venv/.test ## Kill demos thirty times at random moments and verify after each; takes minutes.
 	$(BIN)/python -m tests.crash.killed_demo $(ARGS)
 
-soak-plane: .venv/.test ## Disturb the event plane at random for longer than the tests do; takes minutes.
+soak-plane: .venv/.test ## Disturb the event plane, and kill what takes part in it, at random; takes half an hour.
 	KVADVISOR_FAULT_EXAMPLES=200 $(BIN)/python -m pytest --timeout 0 tests/property/test_fault_proxy*.py $(ARGS)
+	$(BIN)/python -m tests.crash.killed_plane
 
 soak-agent: .venv/.test ## Cut an agent's life short at every change of its volumes; takes a quarter of an hour.
 	KVADVISOR_EVERY_CHANGE=1 $(BIN)/python -m pytest --timeout 0 tests/crash/test_every_change_cut.py tests/crash/test_clients_killed.py tests/crash/test_object_volume_after_kill.py $(ARGS)

@@ -1,7 +1,7 @@
 """Adaptive batching for `kvadvisor bench plane`: messages a second and the longest wait, from 1 to 1 M events/s.
 
-The rule runs in simulated time, five seconds of each load; then a real publisher says what a million events a second and
-a lone event come to in real time.
+The rule runs in simulated time, five seconds of each load; then a real publisher says what a million events a second
+and a lone event come to in real time.
 """
 
 from __future__ import annotations

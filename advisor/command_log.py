@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from typing import TextIO, cast
 
 import stamina
 import structlog
+
+
+class _StandardError:
+    """Standard error as it is at each write. A reader that went away ends what it would read, and no thread."""
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def log_to_standard_error() -> None:
@@ -20,5 +34,5 @@ def log_to_standard_error() -> None:
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
             ),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _StandardError())),
     )

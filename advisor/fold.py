@@ -35,6 +35,8 @@ from event_plane import wire
 from event_plane.schema import Batch, BatchKind, Namespace, Records
 
 REFUSALS_KEPT_MAX = 256
+NAMESPACES_KEPT_MAX = 16_384
+"""Past it those without a block are forgotten."""
 RATE_WEIGHT = 0.3
 """Weight of the newest measurement in a volume's smoothed rate."""
 
@@ -97,6 +99,7 @@ class Fold:
     def __init__(self, index: ArrayIndex | None = None) -> None:
         self.index = index if index is not None else ArrayIndex()
         self.namespaces: dict[int, Namespace] = {}
+        self._namespaces_max = NAMESPACES_KEPT_MAX
         self.producers: dict[int, ProducerState] = {}
         self.pending: dict[int, PendingSnapshot] = {}
         """By producer: the snapshot whose end has not come."""
@@ -230,13 +233,22 @@ class Fold:
 
     # -- batches
 
+    def _learn(self, batch: Batch) -> None:
+        """Keep the batch's namespaces. Past a bound, those that hold no block go: each life of an engine brings one."""
+        for namespace, namespace_id in zip(batch.namespaces, batch.namespace_ids, strict=True):
+            self.namespaces.setdefault(namespace_id, namespace)
+        if len(self.namespaces) > self._namespaces_max:
+            holding = {each for each, figures in self.index.totals().by_namespace.items() if figures.blocks}
+            kept = holding | set(batch.namespace_ids)
+            self.namespaces = {each: namespace for each, namespace in self.namespaces.items() if each in kept}
+            self._namespaces_max = max(NAMESPACES_KEPT_MAX, 2 * len(self.namespaces))
+
     def _apply_batch(self, batch: Batch, source: str) -> None:
         producer = self._producer_of(batch, source)
         skipped = max(batch.sequence - producer.sequence - 1, 0)
         producer.batches += 1
         producer.sequence = batch.sequence
-        for namespace, namespace_id in zip(batch.namespaces, batch.namespace_ids, strict=True):
-            self.namespaces.setdefault(namespace_id, namespace)
+        self._learn(batch)
         match batch.kind:
             case BatchKind.EVENTS:
                 if batch.producer in self.pending:

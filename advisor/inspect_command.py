@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -51,13 +52,13 @@ def _print(console: Console, report: Report, reading: Reading) -> None:
     console.print(_producers(report))
     if report.producers_untold:
         console.print(f"and at least {report.producers_untold:,} more producers")
-    mix = Table("type", *(tier for tier in ("G1", "G2", "G3", "G4", "all")), "events")
+    mix = _table("type", *(tier for tier in ("G1", "G2", "G3", "G4", "all")), "events")
     for name, by_tier in report.types.items():
         figures = [by_tier.get(tier, 0) for tier in ("G1", "G2", "G3", "G4", "all")]
         mix.add_row(name, *(f"{figure:,}" for figure in figures), f"{sum(by_tier.values()):,}")
     console.print(mix)
-    for head, counts in (("location", report.locations), ("namespace", report.namespaces), ("batches", report.kinds)):
-        table = Table(head, "batches" if head == "batches" else "events")
+    for head, counts in (("location", report.locations), ("namespace", report.namespaces), ("kind", report.kinds)):
+        table = _table(head, "batches" if head == "kind" else "events")
         for name, number in counts.items():
             table.add_row(name, f"{number:,}")
         console.print(table)
@@ -68,14 +69,30 @@ def _print(console: Console, report: Report, reading: Reading) -> None:
 
 
 def _producers(report: Report) -> Table:
-    table = Table("producer", "epoch", "sequences", "batches", "events", "gaps", "missing", "duplicates", "snapshots")
+    """What is rare has a column only where there is some of it, so that names keep their room."""
+    rare = [
+        figure
+        for figure in ("duplicates", "snapshots")
+        if any(getattr(epoch, figure) for producer in report.producers for epoch in producer.epochs)
+    ]
+    figures = ("batches", "events", "gaps", "missing", *rare)
+    table = _table("producer", "epoch", "sequences", *figures)
     for producer in report.producers:
         name = producer.name or f"{producer.producer:016x}"
         for epoch in producer.epochs:
-            figures = (epoch.batches, epoch.events, epoch.gaps, epoch.missing, epoch.duplicates, epoch.snapshots)
             sequences = f"{epoch.first_sequence}–{epoch.last_sequence}"
-            table.add_row(name, f"{epoch.epoch:x}", sequences, *(f"{figure:,}" for figure in figures))
+            counts = (f"{getattr(epoch, figure):,}" for figure in figures)
+            table.add_row(name, f"{epoch.epoch:x}", sequences, *counts)
             name = ""
         if producer.epochs_untold:
             table.add_row("", f"and {producer.epochs_untold:,} more")
+    return table
+
+
+def _table(head: str, *figures: str) -> Table:
+    """A name that is longer than its column goes on below it: a pipe and a narrow window lose nothing of it."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column(head, overflow="fold")
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True)
     return table

@@ -35,6 +35,9 @@ UNDECODABLE_BATCH = "undecodable batch"
 UNDECODABLE_MESSAGE = "undecodable message"
 MISREAD = "dialect told only after messages were read as another"
 DETAIL_CHARACTERS_MAX = 200
+SNAPSHOT_ASKS_MAX = 3
+SNAPSHOT_WAIT_US = 10_000_000
+"""How often, and how long after each other, a snapshot is asked for that no gap waits for."""
 
 _NO_RECORDS = np.empty(0, dtype=RECORD_DTYPE)
 
@@ -79,6 +82,15 @@ class _Item:
     read: Batch | Dialect
 
 
+@dataclass(slots=True)
+class _Wanted:
+    """A snapshot that nothing but our asking will bring."""
+
+    epoch: int
+    due_us: int
+    attempts: int = 0
+
+
 class Cursors(msgspec.Struct, array_like=True):
     """The gate's memory, the names of its producers and the dialects of its senders, at one position of the log."""
 
@@ -108,6 +120,8 @@ class Intake:
         self._name_of: dict[int, str] = {}
         self._foreign_producers: set[int] = set()
         self._senders = Senders()
+        self._wanted: dict[int, _Wanted] = {}
+        """Our own producers that are known in part only, until they say all they have."""
         self._heard_us: dict[int, int] = {}
         """When a producer's stream was last heard, begun or probed."""
 
@@ -117,6 +131,9 @@ class Intake:
         """Move the producer's cursor past a batch that is in the log already."""
         foreign = entry.foreign_crc is not None
         through = batch.snapshot.through if batch.kind is BatchKind.LOST and batch.snapshot is not None else None
+        if not foreign and through == batch.sequence:
+            # One number of our own: most likely its publisher's own mark, whose copy is acknowledged as any batch's is.
+            through = None
         self._name(batch.producer, entry.source, foreign=foreign)
         if foreign:
             self._senders.restore(entry.source, batch.namespaces)
@@ -213,7 +230,22 @@ class Intake:
 
     def tick(self, now_us: int) -> Taken:
         """Deadlines of resends and snapshots."""
-        return self._carry_out(self.gate.tick(now_us))
+        taken = self._carry_out(self.gate.tick(now_us))
+        for producer, wanted in list(self._wanted.items()):
+            if now_us < wanted.due_us:
+                continue
+            if wanted.attempts == SNAPSHOT_ASKS_MAX:
+                del self._wanted[producer]
+                continue
+            wanted.attempts += 1
+            wanted.due_us = now_us + SNAPSHOT_WAIT_US
+            self._ask_snapshot(producer, wanted.epoch, taken)
+        return taken
+
+    def want_snapshot(self, producer: int, epoch: int) -> None:
+        """Ask for it with the next ticks, a few times, until it comes."""
+        if producer not in self._foreign_producers:
+            self._wanted[producer] = _Wanted(epoch, 0)
 
     # -- figures
 
@@ -249,7 +281,8 @@ class Intake:
         except WireError as fault:
             unreadable = Unreadable(message.source, UNDECODABLE_BATCH, str(fault)[:DETAIL_CHARACTERS_MAX])
             return self._refuse(unreadable, Taken())
-        self._known(batch.producer, message.source, message.source)
+        if self.gate.has_room(batch.producer):
+            self._known(batch.producer, message.source, message.source)
         if batch.kind is BatchKind.HEARTBEAT:
             self.heartbeats[message.source] += 1
             return self._carry_out(self.gate.heartbeat(batch.producer, batch.epoch, batch.sequence, now_us))
@@ -260,6 +293,7 @@ class Intake:
             _stored_crc(message.payload),
             _Item(message, message.source, batch),
             begins_snapshot=batch.kind is BatchKind.SNAPSHOT_BEGIN,
+            payload_bytes=len(message.payload),
         )
         return self._carry_out(self.gate.offer(arrival, now_us))
 
@@ -278,10 +312,14 @@ class Intake:
             self.refused[MISREAD] += 1
             for each in [each for each, named in self._name_of.items() if named.rpartition("/")[0] == sender]:
                 self._carry_out(self.gate.restart(each), taken)
-        self._known(producer, message.source, name)
-        self._foreign_producers.add(producer)
-        self._heard_us[producer] = now_us
-        arrival = Arrival(producer, None, origin.sequence, crc32(message.payload), _Item(message, name, dialect))
+        if self.gate.has_room(producer):
+            self._known(producer, message.source, name)
+            self._foreign_producers.add(producer)
+            self._heard_us[producer] = now_us
+        arrival = Arrival(
+            producer, None, origin.sequence, crc32(message.payload), _Item(message, name, dialect),
+            payload_bytes=len(message.payload),
+        )  # fmt: skip
         return self._carry_out(self.gate.offer(arrival, now_us), taken)
 
     # -- what the gate says
@@ -337,7 +375,9 @@ class Intake:
         self._acknowledge(batch.producer, taken)
         if batch.kind is BatchKind.LOST:
             # Said by the publisher itself: it gave something up. Its snapshot mends that.
-            self._ask_snapshot(batch.producer, batch.epoch, taken)
+            self.want_snapshot(batch.producer, batch.epoch)
+        elif action.new_epoch or batch.kind is BatchKind.SNAPSHOT_END:
+            self._wanted.pop(batch.producer, None)
 
     def _decode(self, dialect: Dialect, message: Message, action: Accept, taken: Taken) -> Batch:
         arrival = action.arrival

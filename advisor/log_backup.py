@@ -60,6 +60,8 @@ def back_up(settings: AdvisorSettings, folder: Path) -> Backup:
         )
     if folder.exists() and any(folder.iterdir()):
         raise BackupError(f"{folder} is not empty: give each backup a folder of its own")
+    # A log that is absent or of another version is refused here, before anything is made that stands in the way later.
+    open_log(settings, read_only=True).close()
     make_folder(folder)
     for _ in range(ATTEMPTS):
         try:

@@ -46,9 +46,8 @@ def check_log(log: EventLog, place: Path | str, checkpoints: Path) -> LogFinding
     if not findings.faults and findings.last_position < last:
         findings.faults.append(f"{place} should end at position {last} and ends at {findings.last_position}")
     for position in checkpoint.positions(checkpoints):
-        fault = checkpoint.fault_of(checkpoint.checkpoint_path(checkpoints, position))
-        if fault:
-            findings.faults.append(f"{fault}: delete it; a start passes over it")
+        if why := checkpoint.fault_of(checkpoint.checkpoint_path(checkpoints, position)):
+            findings.faults.append(f"{why}: delete it; a start passes over it")
         elif position > last:
             findings.faults.append(f"the checkpoint of position {position} is ahead of {place}, which ends at {last}")
         else:

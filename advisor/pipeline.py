@@ -219,9 +219,11 @@ class LogThread(threading.Thread):
             new.append(entry)
             batches.append(None)
         controls = len(new)
-        taken = [self.intake.tick(now_us()), *self._probes()]
+        taken = self._probes()
         for source, subscriber in self._subscribers.items():
             taken += [self._offered(source, received) for received in subscriber.receive(self._batches_max)]
+        # Last: what came while a commit took long, or the thread had no turn, came in time.
+        taken.append(self.intake.tick(now_us()))
         self._take(taken, new, batches, waiting)
         self.figures.gaps_open = self.intake.gaps_open()
         return controls, len(new) - controls

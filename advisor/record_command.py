@@ -37,9 +37,9 @@ def record(
     tenant: Annotated[str, typer.Option("--tenant", help="Whose a foreign stream is; for .parquet.")] = "default",
     model: Annotated[str, typer.Option("--model", help="The model of a foreign stream; for .parquet.")] = "",
     name: Annotated[str, typer.Option("--name", help="Name of the source in the recording.")] = "source",
-    seconds: Annotated[float | None, typer.Option("--seconds", help="End after so long.")] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", min=0, help="End after so long.")] = None,
     events: Annotated[
-        int | None, typer.Option("--events", help="End once there are so many; of .cap: so many messages.")
+        int | None, typer.Option("--events", min=1, help="End once there are so many; of .cap: so many messages.")
     ] = None,
     credentials: Annotated[
         Path | None, typer.Option("--credentials", help="TOML with the keys of a source in docs/settings.md.")

@@ -107,6 +107,7 @@ class SegmentLog:
             # What the disk holds now is known only after a restart; asked again, it might say that all is well.
             self._failed = True
             raise os_fault(self.name, "append to", error) from error
+        writer.segment.passed(first, writer.end)
         writer.end += count_bytes
         self._marks.take(marks)
         self._tail = _Tail(writer.segment, writer.end, first + len(new) - 1, recorded_us)
@@ -118,6 +119,7 @@ class SegmentLog:
         """Entries in order up to the newest of this moment, of one kind or all."""
         last = self.last_position()
         end = last if to_position is None else min(to_position, last)
+        from_position = max(from_position, 1)
         with self._reads.open(from_position) as under_way:
             while under_way.position <= end:
                 segment, path, descriptor = self._open_at(under_way.position)
@@ -167,11 +169,13 @@ class SegmentLog:
 
     def stat(self) -> LogStat:
         last = self.last_position()
+        tail = self._tail
         first = self.first_position()
-        ends = [*self.read(first, first), *self.read(last, last)] if first <= last else []
-        stored_bytes = self._tail.end + sum(s.stored_bytes for s in self._shelf.segments() if s.last is not None)
-        recorded_us = [entry.recorded_us for entry in ends] or [0]
-        return LogStat(first, last, stored_bytes, recorded_us[0], recorded_us[-1])
+        stored_bytes = tail.end + sum(s.stored_bytes for s in self._shelf.segments() if s.last is not None)
+        return LogStat(first, last, stored_bytes, self._recorded_us(first), tail.recorded_us or self._recorded_us(last))
+
+    def _recorded_us(self, position: int) -> int:
+        return next((entry.recorded_us for entry in self.read(position, position)), 0)
 
     def files(self) -> list[tuple[Path, int | None]]:
         """Every segment's file, oldest first; with the one that is written to, the bytes of its whole appends."""
@@ -288,7 +292,7 @@ class SegmentLog:
             return
         newest = segments[-1]
         if newest.last is not None:
-            self._tail = _Tail(newest, newest.stored_bytes, newest.last)
+            self._tail = _Tail(newest, 0, newest.last)
             return
         known = self._tail.segment is not None and self._tail.segment.first == newest.first
         start = self._tail if known else _Tail(newest, 0, newest.first - 1)
@@ -315,6 +319,7 @@ class SegmentLog:
                 )
                 for group in groups:
                     last = group.entries[-1]
+                    segment.passed(group.first, group.start)
                     self._tail = _Tail(segment, group.end, last.position, last.recorded_us)
                     yield group.entries
             except SegmentDamaged:
@@ -371,9 +376,9 @@ def _entries(
 def _raw_entries(
     path: Path, descriptor: int, segment: Segment, first: int, kind: EntryKind | None, end: int
 ) -> Iterator[LogEntry]:
-    position = segment.first - 1
-    offset = 0
-    for group in read_groups(path, FileBytes(descriptor), segment.first, from_position=first, kind=kind):
+    begin, offset = segment.near(first)
+    position = begin - 1
+    for group in read_groups(path, FileBytes(descriptor), begin, offset=offset, from_position=first, kind=kind):
         yield from group.entries
         position, offset = group.first + group.count - 1, group.end
         if position >= end:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from advisor.log_faults import os_fault
 from advisor.log_folder import sync_folder
 from advisor.segment_files import RAW_SUFFIX, SEALED_SUFFIX, read_index
+
+LANDMARK_BYTES = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -21,10 +24,22 @@ class Segment:
     path: Path
     last: int | None = None
     stored_bytes: int = 0
+    landmarks: list[tuple[int, int]] = field(default_factory=list)
+    """Of a raw one: where some appends begin, position and offset, ascending; so that a read starts near its entry."""
 
     @property
     def sealed(self) -> bool:
         return self.path.suffix == SEALED_SUFFIX
+
+    def passed(self, position: int, offset: int) -> None:
+        """An append begins there."""
+        if offset - (self.landmarks[-1][1] if self.landmarks else 0) >= LANDMARK_BYTES:
+            self.landmarks.append((position, offset))
+
+    def near(self, position: int) -> tuple[int, int]:
+        """The last landmark at or before `position`."""
+        count = bisect.bisect_right(self.landmarks, position, key=lambda landmark: landmark[0])
+        return self.landmarks[count - 1] if count else (self.first, 0)
 
 
 def raw_path(folder: Path, first: int) -> Path:

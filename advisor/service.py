@@ -5,6 +5,7 @@ A vendor's process embeds it as a context manager (`examples/embed.py`); `kvadvi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
@@ -101,6 +102,9 @@ class AdvisorService:
         self._fold_log(log, cursors)
         intake = Intake(facts)
         intake.load(cursors.cursors())
+        for producer, state in self.fold.producers.items():
+            if state.partial:
+                intake.want_snapshot(producer, state.epoch)
         entry = control_entry(SettingsEntry(self.settings.for_fold(), POLICY_VERSION, self.term))
         position = log.append([entry], now_us())
         self.fold.apply(LogEntry(position, EntryKind.SETTINGS, entry.payload))
@@ -192,23 +196,20 @@ class AdvisorService:
 
     def _connect(self, intake: Intake) -> list[Subscriber]:
         subscribers: list[Subscriber] = []
-        try:
+        with contextlib.ExitStack() as opened:
             for source in self.settings.sources:
-                subscribers.append(
-                    open_subscriber(
-                        source.name,
-                        source.url,
-                        source.resend_url or None,
-                        topic=source.topic.encode(),
-                        credentials=source.credentials,
-                        resume=intake.resume(source.name),
-                        when_slow=source.when_slow,
-                    )
+                subscriber = open_subscriber(
+                    source.name,
+                    source.url,
+                    source.resend_url or None,
+                    topic=source.topic.encode(),
+                    credentials=source.credentials,
+                    resume=intake.resume(source.name),
+                    when_slow=source.when_slow,
                 )
-        except BaseException:
-            for subscriber in subscribers:
-                subscriber.close()
-            raise
+                opened.callback(subscriber.close)
+                subscribers.append(subscriber)
+            opened.pop_all()
         return subscribers
 
     def stop(self) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Final, Unpack
 
 from event_plane.credentials import NO_CREDENTIALS, Credentials
-from event_plane.jetstream_transport import JetStreamCarrier, JetStreamPublisher, JetStreamSubscriber
+from event_plane.jetstream_subscriber import JetStreamSubscriber
+from event_plane.jetstream_transport import JetStreamCarrier, JetStreamPublisher
 from event_plane.memory_transport import MemoryCarrier, MemoryPublisher, MemorySubscriber
 from event_plane.nats_transport import NatsCarrier, NatsPublisher, NatsSubscriber
 from event_plane.publishing import BatchPublisher, Carrier, PublisherOptions

@@ -6,6 +6,7 @@ are the stream's own sequences, from 1.
 
 from __future__ import annotations
 
+import asyncio
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
+import structlog
 from nats.js import JetStreamContext
 from nats.js.api import (
     DiscardPolicy,
@@ -30,9 +32,14 @@ from event_plane.nats_requests import read_headers
 from event_plane.transport import PlaneUrl
 
 DUPLICATE_WINDOW_S: Final = 120.0
+IN_FLIGHT_MAX: Final = 64
+"""Batches sent whose acknowledgement is awaited: how far the stream's order may stray from the producer's."""
+API_WAIT_S: Final = 5.0
 _MONITOR_WAIT_S = 2.0
 _EPOCHS_MAX = 4096
 """Lives of one producer that are looked through for one; then everything is read again, which does no harm."""
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +253,27 @@ async def _bisect(read: NextStored, low: int, high: int, reached: Callable[..., 
             low = one.position + 1
     # Past a producer's last batch others may lie, however many: nothing of it is to be read before the end.
     return end if await read(low) is None else low
+
+
+class StreamCare:
+    """Makes the stream, and says once what may go wrong with it."""
+
+    def __init__(self, place: PlaneUrl) -> None:
+        self.options: StreamOptions = stream_options(place)
+        self._stream = place.path
+        self._said = False
+
+    async def see_to(self, js: JetStreamContext) -> None:
+        """Raises `PlaceUnusable` for a stream that cannot be used as it is, and nats-py's errors."""
+        tolerated = await ensure_stream(js, self._stream, self.options)
+        if self._said:
+            return
+        self._said = True
+        if tolerated:
+            _log.warning(
+                "the stream was made with other settings: `nats stream edit` changes them",
+                stream=self._stream,
+                differs="; ".join(tolerated),
+            )
+        if warning := await asyncio.to_thread(sync_warning, self.options.monitor):
+            _log.warning(warning, stream=self._stream)

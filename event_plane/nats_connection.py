@@ -27,6 +27,9 @@ OUTBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 """Bytes that wait to be sent; what comes past it is dropped by whoever sends."""
 HEADER_BYTES_MAX: Final = 512
 """What headers of ours take at most of a message: the server counts them in its `max_payload`."""
+SUBSCRIPTION_MESSAGES_MAX: Final = 8192
+SUBSCRIPTION_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What nats-py holds of one subscription before it drops the newest."""
 _PENDING_BYTES = 2 * 1024 * 1024
 _CONNECT_S = 2.0
 _PING_S = 5.0
@@ -85,6 +88,12 @@ class _SecretsKeptClient(Client):
         if self._tls_wanted and not self._server_info.get("tls_required"):
             raise nats.errors.SecureConnWantedError
         return super()._connect_command()
+
+    async def abandon(self) -> None:
+        """Close the socket, whatever state `connect` or `close` left it in when it failed or was cut short."""
+        if self._transport is not None:
+            self._transport.close()  # type: ignore[no-untyped-call]  # nats-py's annotations end here
+            await asyncio.sleep(0)
 
 
 class NatsConnection:
@@ -241,7 +250,7 @@ class NatsConnection:
         if time.monotonic() - began_s < _SETTLED_S:
             raise ConnectionAway(problem)
 
-    async def _connect(self, lost: asyncio.Event) -> Client:
+    async def _connect(self, lost: asyncio.Event) -> _SecretsKeptClient:
         client = _SecretsKeptClient(wants_tls(self._credentials))
         first_error: list[Exception] = []
 
@@ -280,6 +289,9 @@ class NatsConnection:
             self.unusable = _is_refusal(why)
             self._down(problem)
             raise ConnectionAway(problem) from fault
+        except asyncio.CancelledError:
+            await client.abandon()
+            raise
         self.payload_bytes_max = client.max_payload - HEADER_BYTES_MAX
         return client
 
@@ -324,11 +336,14 @@ async def _end(tasks: Sequence[asyncio.Task[Any]], again_s: float) -> None:
         await asyncio.wait(pending, timeout=again_s)
 
 
-async def _close(client: Client) -> None:
-    # After a failed TLS handshake nats-py waits for ever for the end of a stream that has none.
-    with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
-        async with asyncio.timeout(_CLOSE_CLIENT_S):
-            await client.close()
+async def _close(client: _SecretsKeptClient) -> None:
+    try:
+        # After a failed TLS handshake nats-py waits for ever for the end of a stream that has none.
+        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_CLIENT_S):
+                await client.close()
+    finally:
+        await client.abandon()
 
 
 def _sentence(place: PlaneUrl, fault: BaseException) -> str:

@@ -25,6 +25,7 @@ PRODUCER_HEADER: Final = "Kv-Producer"
 EPOCH_HEADER: Final = "Kv-Epoch"
 SEQUENCE_HEADER: Final = "Kv-Sequence"
 EVERYONE: Final = "all"
+_U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
 _EPOCH = struct.Struct(">Q")
 _RESEND = struct.Struct(">Q")
 _ACK = struct.Struct(">QQQ")
@@ -54,13 +55,14 @@ def batch_headers(producer: int, epoch: int, sequence: int) -> dict[str, str]:
 
 
 def read_headers(headers: Mapping[str, str] | None) -> tuple[int, int, int] | None:
-    """(producer, epoch, sequence) of a batch of ours; None where the headers do not say."""
+    """(producer, epoch, sequence) of a batch of ours; None where the headers do not say, or hold no u64."""
     try:
-        return None if headers is None else (
+        identity = None if headers is None else (
             int(headers[PRODUCER_HEADER], 16), int(headers[EPOCH_HEADER]), int(headers[SEQUENCE_HEADER])
         )  # fmt: skip
     except (KeyError, ValueError):
         return None
+    return identity if identity is not None and all(0 <= each <= _U64_MAX for each in identity) else None
 
 
 def request_headers(kind: RequestKind) -> dict[str, str]:

@@ -35,7 +35,7 @@ _U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
 _RESENDS_MAX: Final = 64
 """Resends in progress; an ask beyond is refused, its asker times out and asks again."""
 _RESEND_BATCHES: Final = 64
-"""Batches a resend may send before the thread looks at everything else again."""
+"""Batches that all resends together may send, or one each, before the thread looks at everything else again."""
 _BATCHES_PER_TURN: Final = 64
 """Likewise of what is published: a long snapshot keeps no request waiting."""
 _HEARTBEAT_S_MAX: Final = 3_600.0
@@ -490,8 +490,9 @@ class BatchPublisher:
 
     def _serve_resends(self) -> None:
         self._resends_wait_s = None
+        count_max = max(1, _RESEND_BATCHES // max(1, len(self._resends)))
         for peer, from_sequence in list(self._resends.items()):
-            following = self._resend_some(peer, from_sequence)
+            following = self._resend_some(peer, from_sequence, count_max)
             if following is None:
                 del self._resends[peer]
                 continue
@@ -499,10 +500,10 @@ class BatchPublisher:
             moved = following > from_sequence
             self._resends_wait_s = 0.0 if moved or self._resends_wait_s == 0.0 else _RESEND_RETRY_S
 
-    def _resend_some(self, peer: bytes, from_sequence: int) -> int | None:
+    def _resend_some(self, peer: bytes, from_sequence: int, count_max: int) -> int | None:
         """Send the next part of a resend. Returns where to go on; None when it has ended or its asker is gone."""
         following = from_sequence
-        for sequence, payload in self._buffer.since(from_sequence, _RESEND_BATCHES) or [(RESEND_END, b"")]:
+        for sequence, payload in self._buffer.since(from_sequence, count_max) or [(RESEND_END, b"")]:
             match self._carrier.resend(peer, sequence, payload):
                 case Reply.FULL:
                     return following

@@ -9,7 +9,7 @@ import enum
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
@@ -116,7 +116,13 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def namespace_id(self) -> int:
         """u64 identity, the same in every process: BLAKE2b-64 of `canonical()`."""
-        return int.from_bytes(hashlib.blake2b(self.canonical(), digest_size=8).digest(), "little")
+        return _namespace_id(self)
+
+
+@lru_cache(maxsize=4096)
+def _namespace_id(namespace: Namespace) -> int:
+    """Kept: every batch of a producer brings the same few."""
+    return int.from_bytes(hashlib.blake2b(namespace.canonical(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)

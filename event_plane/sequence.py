@@ -24,6 +24,7 @@ class Arrival:
 
     `checksum` is the CRC-32 of the payload as received; `item` is the caller's and is never looked at.
     `begins_snapshot`: it opens our producer's list of everything it has placed, which supersedes all before it.
+    `payload_bytes`: what holding it costs.
     """
 
     producer: int
@@ -32,6 +33,7 @@ class Arrival:
     checksum: int
     item: Any = None
     begins_snapshot: bool = False
+    payload_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,8 @@ REASON_PRODUCERS: Final = "too many producers"
 FIRST_FOREIGN_EPOCH: Final = 1
 PRODUCERS_MAX: Final = 65_536
 """Streams that a gate keeps; arrivals of more are refused."""
+CLOSED_EPOCHS_MAX: Final = 16_384
+"""Closed epochs that are remembered of each of our producers: a batch of an older one would open it anew."""
 LOST_RANGES_MAX: Final = 64
 """Ranges declared lost that are remembered for each producer's epoch, newest last."""
 
@@ -238,8 +242,11 @@ class _Stream:
     last: int = -1
     accepted: bool = False
     announced: int = -1
-    closed: set[int] = field(default_factory=set)
+    closed: dict[int, None] = field(default_factory=dict)
+    """Epochs closed for good, oldest first."""
     held: dict[int, Arrival] = field(default_factory=dict)
+    """Changed by `keep`, `take` and `forget` alone, which count its bytes."""
+    held_bytes: int = 0
     gap: _Gap | None = None
     fence: _Fence | None = None
     suspect_after_us: int = 0
@@ -266,15 +273,31 @@ class _Stream:
             return Standing.NEXT
         return Standing.SNAPSHOT_AHEAD if arrival.begins_snapshot and not self.foreign else Standing.AHEAD
 
+    def keep(self, arrival: Arrival) -> None:
+        assert arrival.sequence not in self.held
+        self.held[arrival.sequence] = arrival
+        self.held_bytes += arrival.payload_bytes
+
+    def take(self, sequence: int) -> Arrival:
+        arrival = self.held.pop(sequence)
+        self.held_bytes -= arrival.payload_bytes
+        return arrival
+
+    def forget(self) -> None:
+        self.held = {}
+        self.held_bytes = 0
+
     def open_epoch(self, epoch: int) -> list[Action]:
         """Forget the epoch before but for its number; what was held of it is refused."""
         refused: list[Action] = [Refused(held, REASON_EPOCH_ENDED) for held in self.held.values()]
         if self.epoch is not None and not self.foreign:
-            self.closed.add(self.epoch)
+            self.closed[self.epoch] = None
+            if len(self.closed) > CLOSED_EPOCHS_MAX:
+                del self.closed[next(iter(self.closed))]
         self.epoch = epoch
         self.last = self.announced = -1
         self.accepted = False
-        self.held = {}
+        self.forget()
         self.gap = None
         self.fence = None
         self.lost = []
@@ -289,17 +312,19 @@ class _Stream:
 class SequenceGate:
     """Puts every producer's arrivals in order, each once; says what is missing. Not thread-safe.
 
-    A gap holds at most `hold_max` arrivals a producer. Past it a foreign gap is given up, or the newest held go while
-    a new life is read from its start; of our own producer the oldest go, since the snapshot that is then awaited
-    supersedes them. A resend is awaited for `resend_wait_us` since the last arrival that it brought and asked for
-    `resend_attempts_max` times, a snapshot for `snapshot_wait_us` and `snapshot_attempts_max`; then what is missing is
-    given up. `checksums_kept` checksums are kept for each foreign producer.
+    A gap holds at most `hold_max` arrivals and `hold_bytes_max` bytes a producer. Past it a foreign gap is given up,
+    or the newest held go while a new life is read from its start; of our own producer the oldest go, since the
+    snapshot that is then awaited supersedes them. A resend is awaited for `resend_wait_us` since the last arrival
+    that it brought and asked for `resend_attempts_max` times, a snapshot for `snapshot_wait_us` and
+    `snapshot_attempts_max`; then what is missing is given up. `checksums_kept` checksums are kept for each foreign
+    producer.
     """
 
     def __init__(
         self,
         *,
         hold_max: int = 4096,
+        hold_bytes_max: int = 256 * 1024 * 1024,
         resend_wait_us: int = 1_000_000,
         resend_attempts_max: int = 3,
         snapshot_wait_us: int = 3_000_000,
@@ -308,6 +333,7 @@ class SequenceGate:
     ) -> None:
         limits = {
             "hold_max": hold_max,
+            "hold_bytes_max": hold_bytes_max,
             "resend_wait_us": resend_wait_us,
             "resend_attempts_max": resend_attempts_max,
             "snapshot_wait_us": snapshot_wait_us,
@@ -318,6 +344,7 @@ class SequenceGate:
             given = ", ".join(f"{name}={value}" for name, value in limits.items())
             raise ValueError(f"each limit of the gate must be at least 1: {given}")
         self._hold_max = hold_max
+        self._hold_bytes_max = hold_bytes_max
         self._wait_us = {Remedy.RESEND: resend_wait_us, Remedy.SNAPSHOT: snapshot_wait_us}
         self._attempts_max = {Remedy.RESEND: resend_attempts_max, Remedy.SNAPSHOT: snapshot_attempts_max}
         self._checksums_kept = checksums_kept
@@ -329,7 +356,7 @@ class SequenceGate:
         """What the gate remembers of each producer, without what is held: that is not in the log yet."""
         return [
             StreamState(
-                s.producer, s.foreign, s.epoch, s.last, s.accepted, sorted(s.closed), list(s.checksums.items()),
+                s.producer, s.foreign, s.epoch, s.last, s.accepted, list(s.closed), list(s.checksums.items()),
                 list(s.lost),
             )
             for s in self._streams.values()
@@ -344,7 +371,7 @@ class SequenceGate:
                 state.epoch,
                 state.last,
                 state.accepted,
-                closed=set(state.closed),
+                closed=dict.fromkeys(state.closed),
                 lost=list(state.lost),
                 checksums=OrderedDict(state.checksums),
             )
@@ -369,6 +396,10 @@ class SequenceGate:
 
     # -- what comes
 
+    def has_room(self, producer: int) -> bool:
+        """Whether its stream is kept, or could be: of more than `PRODUCERS_MAX` nothing is remembered at all."""
+        return producer in self._streams or len(self._streams) < PRODUCERS_MAX
+
     def offer(self, arrival: Arrival, now_us: int) -> list[Action]:
         """Judge one arrival. Accepts come in the order in which they must be logged."""
         foreign = arrival.epoch is None
@@ -383,7 +414,7 @@ class SequenceGate:
             verdict = verdicts[stream.standing(arrival)]
         match verdict:
             case Verdict.ACCEPT:
-                stream.held[arrival.sequence] = arrival
+                stream.keep(arrival)
                 actions += self._release(stream, now_us)
             case Verdict.SUPERSEDE:
                 actions += self._supersede(stream, arrival, now_us)
@@ -427,7 +458,7 @@ class SequenceGate:
         dropped: list[Action] = []
         if stream.foreign:
             dropped = [Refused(held, REASON_DISCONNECTED) for held in stream.held.values()]
-            stream.held = {}
+            stream.forget()
         # What came since an unanswered probe may be of another engine already.
         known = stream.last if stream.fence is None else stream.fence.sequence
         if stream.foreign and known in stream.checksums:
@@ -523,7 +554,7 @@ class SequenceGate:
     def _stream(self, arrival: Arrival, foreign: bool) -> _Stream | Refused:
         stream = self._streams.get(arrival.producer)
         if stream is None:
-            if len(self._streams) >= PRODUCERS_MAX:
+            if not self.has_room(arrival.producer):
                 return Refused(arrival, REASON_PRODUCERS)
             stream = self._streams[arrival.producer] = _Stream(arrival.producer, foreign)
         return stream if stream.foreign == foreign else Refused(arrival, REASON_KIND)
@@ -540,7 +571,8 @@ class SequenceGate:
         """Accept what follows the cursor without a hole; what then remains held is behind another gap."""
         actions: list[Action] = []
         assert stream.epoch is not None
-        while (arrival := stream.held.pop(stream.last + 1, None)) is not None:
+        while stream.last + 1 in stream.held:
+            arrival = stream.take(stream.last + 1)
             actions.append(Accept(arrival, stream.epoch, new_epoch=not stream.accepted))
             self._advance(stream, arrival.sequence, arrival.checksum)
         return actions + self._settle(stream, now_us)
@@ -557,19 +589,19 @@ class SequenceGate:
 
     def _supersede(self, stream: _Stream, arrival: Arrival, now_us: int) -> list[Action]:
         below = sorted(sequence for sequence in stream.held if sequence < arrival.sequence)
-        actions: list[Action] = [Refused(stream.held.pop(sequence), REASON_SUPERSEDED) for sequence in below]
+        actions: list[Action] = [Refused(stream.take(sequence), REASON_SUPERSEDED) for sequence in below]
         stream.gap = None
         stream.last = arrival.sequence - 1
-        stream.held[arrival.sequence] = arrival
+        stream.keep(arrival)
         return actions + self._release(stream, now_us)
 
     def _hold(self, stream: _Stream, arrival: Arrival, now_us: int) -> list[Action]:
-        stream.held[arrival.sequence] = arrival
-        full = len(stream.held) > self._hold_max
+        stream.keep(arrival)
+        full = self._is_full(stream)
         if stream.fence is not None and stream.fence.holds:
             if full:
                 actions = self._lower_fence(stream, now_us)
-                overfull = stream.gap is not None and len(stream.held) > self._hold_max
+                overfull = stream.gap is not None and self._is_full(stream)
                 return actions + self.give_up(stream.producer, now_us) if overfull else actions
             stream.fence.deadline_us = stream.fence.deadline_us or now_us + self._wait_us[Remedy.RESEND]
             return []
@@ -586,13 +618,16 @@ class SequenceGate:
             return self._shed(stream, stream.gap, now_us)
         if stream.last < 0 and stream.epoch != FIRST_FOREIGN_EPOCH:
             # A restart showed by what was sent again; the rest of that need not wait, for all was asked for anew.
-            return [Refused(stream.held.pop(max(stream.held)), REASON_CROWDED)]
+            return [Refused(stream.take(max(stream.held)), REASON_CROWDED)]
         return self._give_up(stream, stream.gap, now_us)
+
+    def _is_full(self, stream: _Stream) -> bool:
+        return len(stream.held) > self._hold_max or stream.held_bytes > self._hold_bytes_max
 
     def _shed(self, stream: _Stream, gap: _Gap, now_us: int) -> list[Action]:
         """Let the oldest held go, many at a time: the snapshot, which is asked for if it was not, supersedes them."""
-        oldest = sorted(stream.held)[: max(1, self._hold_max // 4)]
-        actions: list[Action] = [Refused(stream.held.pop(sequence), REASON_CROWDED) for sequence in oldest]
+        oldest = sorted(stream.held)[: max(1, len(stream.held) // 4)]
+        actions: list[Action] = [Refused(stream.take(sequence), REASON_CROWDED) for sequence in oldest]
         gap.nearest = min(stream.held, default=max(oldest[-1], stream.announced) + 1)
         return actions + (self._next_remedy(stream, gap, now_us) if gap.remedy is Remedy.RESEND else [])
 

@@ -1,7 +1,7 @@
 """What a transport offers, whatever carries it, and the URLs that name one.
 
-Implementations: `zmq_transport`, `nats_transport`, `jetstream_transport`, `memory_transport`; `event_plane.connect`
-chooses by URL.
+Implementations: `zmq_transport`, `nats_transport`, `jetstream_transport` and `jetstream_subscriber`,
+`memory_transport`; `event_plane.connect` chooses by URL.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ def parse_url(url: str) -> PlaneUrl:
         case "memory":
             return PlaneUrl("memory", path=_path(url, parts, "memory://name"))
         case "nats":
+            if parts.query:
+                raise TransportError(f"event URL {url!r} has options after ?, which only jetstream:// takes: use nats://host:port/subject")
             subject = _nats_name(url, parts, _SUBJECT, "subject")
             return PlaneUrl("nats", parts.hostname or "", port or NATS_PORT, subject)
         case "jetstream":

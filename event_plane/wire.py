@@ -37,6 +37,8 @@ assert HEADER.size == CRC_OFFSET + 4 == 64
 BATCH_BYTES_MAX = HEADER.size + RECORD_COUNT_MAX * RECORD_BYTES_MAX + EXTENSION_BYTES_MAX
 """No batch that keeps the limits is larger; transports refuse larger messages before they read them."""
 
+_KIND_MAX = max(BatchKind)
+
 LOCATIONS_MAX = LOCATION_ALL
 """Entries of the location table: a record's index is a u16 whose last value means all."""
 
@@ -84,7 +86,7 @@ def encode(batch: Batch) -> bytes:
     if len(batch.locations) > LOCATIONS_MAX:
         raise WireError(f"batch has {len(batch.locations)} locations, the limit is {LOCATIONS_MAX}: split it")
     extension = _encode_extension(batch)
-    body = memoryview(np.ascontiguousarray(records).view(np.uint8))
+    body = np.ascontiguousarray(records).view(np.uint8).data
     fields = (
         MAGIC, VERSION, batch.kind, batch.flags, batch.producer, batch.epoch, batch.sequence,
         batch.first_event_sequence, batch.timestamp_us, len(records), RECORD_DTYPE.itemsize, HEADER.size,
@@ -140,7 +142,7 @@ def _decode_header(view: memoryview) -> _Header:
         raise WireError(f"batch starts with {header.magic!r}, not {MAGIC!r}: it is no batch of this event plane")
     if header.version != VERSION:
         raise WireError(f"batch has version {header.version}, this reader knows {VERSION}: upgrade the older side")
-    if header.kind > max(BatchKind):
+    if header.kind > _KIND_MAX:
         raise WireError(f"batch has unknown kind {header.kind}: upgrade this reader")
     if header.header_bytes < HEADER.size:
         raise WireError(f"batch header size {header.header_bytes} is below {HEADER.size}")

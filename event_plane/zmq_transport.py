@@ -61,6 +61,8 @@ _REQUEST_BYTES_MAX = 1024
 _PUB_QUEUE = 1024
 """Batches waiting for one subscriber; past it they are dropped for that one, counted, and its gap heals by resend."""
 _ROUTER_QUEUE = 256
+_COPIED_BYTES_MAX = 4_096
+"""Of a batch that is sent again, below which a copy costs less than to share it."""
 _ASKS_MAX = 256
 """Resends awaited at a time by one subscriber; the oldest gives way."""
 _REFUSED_RETRY_S = 5.0
@@ -87,6 +89,7 @@ class ZmqCarrier:
         # A reader whose queue is full is reported, where a PUB would drop in silence.
         self._pub.setsockopt(zmq.XPUB_NODROP, 1)
         self._router.setsockopt(zmq.SNDHWM, _ROUTER_QUEUE)
+        self._router.copy_threshold = _COPIED_BYTES_MAX
         # With it a full or vanished reader is reported; without, its messages are dropped in silence.
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         for each in (self._pub, self._router):
@@ -120,8 +123,10 @@ class ZmqCarrier:
         self.send(sequence, payload)
 
     def resend(self, peer: bytes, sequence: int, payload: bytes) -> Reply:
+        frames = (peer, b"", self.topic, _SEQUENCE.pack(sequence), payload)
         try:
-            self._router.send_multipart((peer, b"", self.topic, _SEQUENCE.pack(sequence), payload), zmq.DONTWAIT)
+            # What waits for any number of slow askers is the buffer's own bytes, not a copy for each.
+            self._router.send_multipart(frames, zmq.DONTWAIT, copy=False)
         except zmq.Again:
             return Reply.FULL
         except zmq.ZMQError as error:

@@ -4,6 +4,9 @@ import sys
 
 import duckdb
 
+if len(sys.argv) != 2:
+    sys.exit("use: python examples/read_recording_duckdb.py FILE.parquet")
+
 duckdb.sql("set timezone = 'UTC'")
 recording = duckdb.read_parquet(sys.argv[1])
 events = duckdb.sql(

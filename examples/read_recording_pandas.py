@@ -4,6 +4,9 @@ import sys
 
 import pandas as pd
 
+if len(sys.argv) != 2:
+    sys.exit("use: python examples/read_recording_pandas.py FILE.parquet")
+
 columns = ["received_at", "timestamp_us", "event_type", "tier", "prefix_hash_lo", "sequence_hash_lo", "parent_hash_lo"]
 events = pd.read_parquet(sys.argv[1], columns=columns)
 events = events[events.event_type != "none"]

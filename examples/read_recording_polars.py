@@ -4,6 +4,9 @@ import sys
 
 import polars as pl
 
+if len(sys.argv) != 2:
+    sys.exit("use: python examples/read_recording_polars.py FILE.parquet")
+
 told = pl.from_epoch("timestamp_us", time_unit="us").dt.replace_time_zone("UTC")
 events = (
     pl.scan_parquet(sys.argv[1])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import structlog
 
+from tests.postgres import PostgresServer
 from tests.seaweed import seaweed  # noqa: F401 -- a fixture, one server for all tests
 
 
 @pytest.fixture(autouse=True)
-def log_goes_nowhere_old() -> Iterator[None]:
+def process_log_is_reset() -> Iterator[None]:
     """A command has its process log to the standard error of its test, which is closed when another test logs."""
     yield
     structlog.reset_defaults()
@@ -36,3 +38,10 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One for all tests; a test that stops it makes its own."""
+    with closing(PostgresServer()) as server:
+        yield server

@@ -255,6 +255,16 @@ class Advisor:
             assert not self.faults, self.faults
             time.sleep(0.005)
 
+    def wait_for_all_of(self, core: Core) -> None:
+        """Until the fold has come to the last batch of `core` and holds what it placed."""
+
+        def caught_up() -> bool:
+            state = self.fold.producers.get(core.producer)
+            last = (core.publisher.epoch, core.publisher.last_sequence)
+            return state is not None and (state.epoch, state.sequence) == last and self.blocks() == core.blocks
+
+        self.wait_for(caught_up, lambda: described(self.fold, core.blocks))
+
     def blocks(self) -> list[int]:
         return live_blocks(self.fold)
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,13 +103,3 @@ class PostgresServer:
             [self._programs / program, *rest], cwd=self._folder, user=self._user, capture_output=True, check=False
         )
         assert done.returncode == 0, done.stderr.decode()
-
-
-def running_server() -> Iterator[PostgresServer]:
-    server = PostgresServer()
-    yield server
-    server.close()
-
-
-postgres = pytest.fixture(scope="session", name="postgres")(running_server)
-"""One for all tests; a test that stops it makes its own `PostgresServer`."""

@@ -57,6 +57,9 @@ from advisor.turnstile import Turnstile
 from event_plane.schema import LOCATION_ALL, NAMESPACE_ALL, RECORD_DTYPE, Records
 
 INDEX_FULL = apply_kernel.SKIP_REASONS[apply_kernel.FULL]
+PLACES_SPENT = "no more places"
+_PLACES_FOR_EVENTS = PLACES_MAX - 1_024
+"""Places that events may make by naming them; the rest is kept for volumes."""
 ORDERS = ("lru", "lfu")
 MEMORY_BYTES_MAX = 4 << 30
 """Memory limit where none is given: 36 M blocks."""
@@ -159,6 +162,7 @@ class ArrayIndex:
         """Apply a batch's records in order; one that makes no sense is counted and skipped.
 
         Where there is no more room, Stores of what is not there are skipped under `INDEX_FULL`; all else goes on.
+        Events at a new place are skipped under `PLACES_SPENT` where no more places are made.
         """
         if records.dtype != RECORD_DTYPE:
             raise ValueError(f"records have dtype {records.dtype}: give RECORD_DTYPE")
@@ -170,6 +174,7 @@ class ArrayIndex:
             place_of = self._place_table(producer, tuple(locations))
             realm_of = self._realm_table(tuple(namespace_ids))
             cleared_all = False
+            placeless = 0
             t, kernel = self.tables, apply_kernel.apply_records
             at = kernel(t, rows, 0, True, place_of, realm_of, now_ms)
             while s[STOP]:
@@ -177,7 +182,9 @@ class ArrayIndex:
                     cleared_all |= self._clear_record(rows[at], producer, namespace_ids, locations)
                     at += 1
                 elif s[STOP] == apply_kernel.NEEDS_PLACE:
-                    self._name_place(rows[at], producer, locations, place_of)
+                    named = self._name_place(rows[at], producer, locations, place_of)
+                    placeless += not named
+                    at += not named
                 else:
                     self._name_realm(rows[at], namespace_ids, realm_of)
                 at = kernel(t, rows, at, False, place_of, realm_of, now_ms)
@@ -189,6 +196,8 @@ class ArrayIndex:
                 counts = zip(apply_kernel.SKIP_REASONS, s[SKIPPED:HISTOGRAM].tolist(), strict=False)
                 applied.skipped = {reason: count for reason, count in counts if count}
                 realm_of[realm_of == apply_kernel.NO_REALM] = apply_kernel.UNKNOWN_REALM
+            if placeless:
+                applied.skipped[PLACES_SPENT] = placeless
             if any(hits):
                 applied.hits_by_tier = {tier: count for tier, count in enumerate(hits) if count}
         return applied
@@ -686,9 +695,14 @@ class ArrayIndex:
         marked[[realm for (namespace_id, _), realm in self._realm_ids.items() if namespace_id in wanted]] = 1
         return marked
 
-    def _name_place(self, record: np.void, producer: int, locations: Sequence[str], place_of: Array) -> None:
+    def _name_place(self, record: np.void, producer: int, locations: Sequence[str], place_of: Array) -> bool:
+        """Look up or make the record's place; False where no more are made."""
         tier, location = int(record["tier"]), int(record["storage_location"])
-        place_of[tier * len(locations) + location] = self.place(PlaceKey(producer, tier, locations[location]))
+        key = PlaceKey(producer, tier, locations[location])
+        if len(self.places) >= _PLACES_FOR_EVENTS and key not in self._place_ids:
+            return False
+        place_of[tier * len(locations) + location] = self.place(key)
+        return True
 
     def _name_realm(self, record: np.void, namespace_ids: Sequence[int], realm_of: Array) -> None:
         namespace, group = int(record["namespace"]), int(record["group"])

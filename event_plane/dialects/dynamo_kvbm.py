@@ -24,10 +24,8 @@ from event_plane.transport import Message
 
 LOCATION: Final = "kvbm"
 HASH_BYTES: Final = 16
-POSITION_BITS: Final = (8, 16, 24)
-"""By mode."""
 PARENT_BITS: Final = (54, 46, 38)
-"""By mode; with the position's they are 62."""
+"""By mode; the position has the rest of 62."""
 _MODE_SHIFT: Final = np.uint64(62)
 
 

@@ -14,7 +14,7 @@ from advisor.errors import LogError
 from advisor.log import SqlLog
 from advisor.memory_log import MemoryLog
 from advisor.segment_log import SegmentLog
-from tests.postgres import PostgresServer, postgres  # noqa: F401 -- a fixture
+from tests.postgres import PostgresServer
 
 U64_MAX = 2**64 - 1
 PIECE_ENTRIES = 16

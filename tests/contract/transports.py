@@ -60,8 +60,8 @@ def resend(subscriber: Subscriber, from_sequence: int, token: int = 1) -> list[B
     return batches_of(receive_until(subscriber, lambda got: ResendEnd("engine", token) in got))
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+def wait_for(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -9,6 +9,8 @@ import itertools
 import sys
 from pathlib import Path
 
+import structlog
+
 from advisor.entries import EntryKind, EventLog, NewEntry
 from advisor.log import SqlLog
 from advisor.segment_log import SegmentLog
@@ -27,6 +29,8 @@ def opened(kind: str, place: str, password_file: str = "") -> EventLog:
 
 
 def main(arguments: list[str]) -> None:
+    # Standard output is what the test reads.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     log = opened(*arguments)
     start = log.last_position()
     for group in itertools.count():

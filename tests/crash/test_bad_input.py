@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +16,7 @@ import structlog
 from advisor.cli import main
 from advisor.log_lock import lock_path
 from tests.crash.killed_demo import verified
+from tests.disks import disk_of
 
 Ends = Callable[..., str]
 LINE = '{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": [1]}\n'
@@ -216,19 +215,10 @@ def demo_ends(folder: Path) -> str:
     ids=["volumes", "log"],
 )
 def test_demo_on_a_disk_too_small(tmp_path: Path, size_mib: int, sentence: str) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if shutil.which("mount") is None or os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(disk)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("no tmpfs here")
-    try:
+    with disk_of(tmp_path / "disk", size_mib) as disk:
         assert re.match(sentence, demo_ends(disk / "demo"))
         done = verified(disk / "demo")
         assert (done.returncode, done.stderr) == (0, "")
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.mark.crash

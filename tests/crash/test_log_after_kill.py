@@ -13,7 +13,7 @@ from advisor.errors import LogError
 from advisor.log import SqlLog
 from advisor.segment_log import SegmentLog
 from tests.crash.append_until_killed import GROUP, opened
-from tests.postgres import PostgresServer, postgres  # noqa: F401 -- a fixture
+from tests.postgres import PostgresServer
 
 WRITER = Path(__file__).with_name("append_until_killed.py")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -25,6 +23,7 @@ from event_plane.connect import open_publisher
 from event_plane.errors import TransportError
 from event_plane.publishing import BatchPublisher
 from event_plane.schema import EventRecord, EventType, Namespace
+from tests.disks import disk_of
 from tests.ports import free_ports
 
 NAMESPACE = Namespace(tenant="acme")
@@ -32,6 +31,8 @@ PRODUCER = 77
 CONFIG = """
 directory = "{directory}"
 tick_interval_s = 0.2
+# Several commits fit on a small disk: something is acknowledged before it is full.
+commit_batches_max = 8
 [api]
 port = 0
 [[sources]]
@@ -54,9 +55,11 @@ def stored(number: int) -> EventRecord:
 @contextmanager
 def publishing(urls: tuple[str, str], epoch: int, records: int = 20) -> Iterator[BatchPublisher]:
     """A publisher, and a thread that has it publish blocks as fast as it can until the end."""
+    # It can send all again from its first batch on, however long the service takes to start.
     publisher = open_publisher(
-        *urls, producer=PRODUCER, epoch=epoch, flush_events=records, window_batches=16, window_wait_s=30.0
-    )
+        *urls, producer=PRODUCER, epoch=epoch, flush_events=records, buffer_batches=65_536, window_batches=16,
+        window_wait_s=30.0,
+    )  # fmt: skip
     ending = threading.Event()
 
     def publish() -> None:
@@ -64,7 +67,7 @@ def publishing(urls: tuple[str, str], epoch: int, records: int = 20) -> Iterator
             for first in itertools.count(1, records):
                 publisher.publish([stored(number) for number in range(first, first + records)])
                 # Before anyone acknowledges, nothing else holds a publisher back.
-                if publisher.stat().acknowledging_subscribers == 0 and ending.wait(0.01):
+                if publisher.stat().acknowledging_subscribers == 0 and ending.wait(0.02):
                     return
 
     thread = threading.Thread(target=publish)
@@ -119,21 +122,6 @@ def test_whatever_was_acknowledged_before_a_kill_is_in_the_log(tmp_path: Path, u
         in_log = logged(tmp_path / "state", epoch)
         assert in_log == list(range(len(in_log)))
         assert len(in_log) > acknowledged
-
-
-@contextmanager
-def disk_of(folder: Path, size_mib: int) -> Iterator[Path]:
-    folder.mkdir()
-    if shutil.which("mount") is None or os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)]
-    made = subprocess.run(mount, check=False, capture_output=True)
-    if made.returncode != 0:
-        pytest.skip(f"no tmpfs here: {made.stderr.decode().strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.crash

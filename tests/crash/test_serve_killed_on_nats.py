@@ -42,7 +42,7 @@ def wait_for_log(directory: Path, at_work: Engine, batches: int) -> None:
     """Until the running service's log has so many more batches than are published now."""
     wanted = at_work.publisher.last_sequence + batches
     pause = threading.Event()
-    wait_for(lambda: pause.wait(0.1) or wanted in logged_sequences(directory))
+    wait_for(lambda: pause.wait(0.1) or wanted in logged_sequences(directory), 90.0)
 
 
 @pytest.mark.crash

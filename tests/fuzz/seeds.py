@@ -147,6 +147,14 @@ def mooncake() -> list[bytes]:
     return [_packed([1_700_000_000_000, [stored, removed], 0])]
 
 
+def nats() -> list[bytes]:
+    """Headers and bodies, as `targets.check_nats` reads them."""
+    batch = {"Kv-Producer": "9252a8a0b7442dfb", "Kv-Epoch": "5", "Kv-Sequence": "18446744073709551615", "body": ""}
+    bodies = {"resend": 8, "ack": 24, "snapshot": 16, "who": 0}
+    requests = [{"Kv-Request": kind, "body": "\x07" * length} for kind, length in bodies.items()]
+    return [msgspec.json.encode(each) for each in (batch, *requests)]
+
+
 def capture() -> list[bytes]:
     """Two messages of a vLLM."""
     frames = [[b"kv-events", sequence.to_bytes(8, "big"), payload] for sequence, payload in enumerate(vllm()[:2])]

@@ -18,7 +18,7 @@ import msgspec
 
 from advisor.entries import decode_control, encode_control
 from advisor.segment_files import BlockBytes, SegmentDamaged, read_groups
-from event_plane import wire
+from event_plane import nats_requests, wire
 from event_plane.dialects.known import DIALECTS, Detector, open_dialect
 from event_plane.errors import DialectError, RecordingError, WireError
 from event_plane.parquet import read_parquet
@@ -32,6 +32,7 @@ from tests.fuzz.mutations import (
     mutate_bytes,
     mutate_either,
     mutate_frames,
+    mutate_json,
     mutate_messagepack,
     mutate_segment,
 )
@@ -69,6 +70,19 @@ def check_dialect(name: str, raw: bytes) -> None:
     assert (batch.producer, batch.epoch, batch.sequence) == (1, 2, sequence)
     assert all(count > 0 and len(reason) < 100 for reason, count in skipped.items())
     _check_batch(batch)
+
+
+def check_nats(raw: bytes) -> None:
+    """Headers and body of a message on NATS: a JSON map of headers, whose key `body` is the body."""
+    try:
+        headers = msgspec.json.decode(raw, type=dict[str, str])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return
+    body = headers.pop("body", "").encode("latin-1", "replace")
+    identity = nats_requests.read_headers(headers)
+    assert identity is None or all(0 <= number < 1 << 64 for number in identity)
+    nats_requests.read_request(headers.get(nats_requests.REQUEST_HEADER, ""), body, "_INBOX.1")
+    nats_requests.read_who_reply(body)
 
 
 def check_capture(raw: bytes) -> None:
@@ -148,6 +162,7 @@ _DIALECT_SEEDS: Final[dict[str, Callable[[], list[bytes]]]] = {
 TARGETS: Final[dict[str, Target]] = {
     "wire": Target(check_wire, seeds.our_batches, mutate_batch),
     **{name: Target(partial(check_dialect, name), _DIALECT_SEEDS[name], mutate_either) for name in DIALECTS},
+    "nats": Target(check_nats, seeds.nats, mutate_json),
     "capture": Target(check_capture, seeds.capture, mutate_frames),
     "parquet": Target(check_parquet, seeds.parquet, mutate_bytes),
     "trace": Target(check_trace, seeds.trace, mutate_bytes),

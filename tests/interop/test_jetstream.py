@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from event_plane.connect import open_publisher, open_subscriber
 from event_plane.errors import TransportError
 from event_plane.jetstream_stream import sync_warning
-from event_plane.jetstream_transport import HELD_MAX, JetStreamSubscriber
+from event_plane.jetstream_subscriber import HELD_MAX, JetStreamSubscriber
 from event_plane.publishing import BatchPublisher
 from event_plane.transport import Message, Reconnected, Subscriber
 from tests.contract.transports import batches_of, blocks_of, receive_until, resend, stores, wait_for

@@ -24,7 +24,7 @@ from event_plane.publishing import BatchPublisher
 from event_plane.schema import EventRecord, EventType, Namespace
 from tests.interop.test_service import eventually
 from tests.ports import free_ports
-from tests.postgres import PostgresServer, postgres  # noqa: F401 -- a fixture
+from tests.postgres import PostgresServer
 
 NAMESPACE = Namespace(tenant="acme", model="tiny")
 LOG_BYTES = 2_000_000

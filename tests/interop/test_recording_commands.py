@@ -93,11 +93,36 @@ def test_inspect_tells_what_a_capture_holds(
     run("inspect", capture, "--json", tmp_path / "out.json", "--html", tmp_path / "out.html")
     printed = capsys.readouterr().out
     assert printed.startswith("7 events in 4 batches")
+    producer = next(line for line in printed.splitlines() if line.startswith("engine.cap"))
+    assert producer.split() == ["engine.cap/kv-events/dp0", "1", "0–3", "4", "7", "0", "0"]
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["types"] == {"store": {"G1": 6}, "remove": {"G1": 1}}
     assert figures["producers"][0]["epochs"][0]["last_sequence"] == 3
     assert figures["first_us"], figures["last_us"] == (100_000_000, 103_000_000)
     assert "engine.cap/kv-events/dp0" in (tmp_path / "out.html").read_text()
+
+
+def test_inspect_cuts_no_name_and_no_number_in_a_narrow_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    path = tmp_path / f"{'long-name-' * 8}.cap"
+    with CaptureRecorder(path) as recorder:
+        for number in (123_456_789, 123_456_789, 987_654_321):
+            recorder.write(vllm_frames(number, 2**63))
+    run("inspect", path)
+    printed = capsys.readouterr().out
+    rows = printed[printed.index("─\n") + 2 : printed.index("\ntype")].splitlines()
+    assert "".join(row.split(" ")[0] for row in rows) == f"{path.name}/kv-events/dp0"
+    assert {"0–987654321", "987,654,320"} <= set(rows[0].split())
+
+
+@pytest.mark.parametrize(("option", "value"), [("--seconds", "-2"), ("--events", "0")])
+def test_record_refuses_a_limit_that_is_none(tmp_path: Path, option: str, value: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["record", "--source", "memory://nobody", "--out", str(tmp_path / "out.cap"), option, value])
+    assert ended.value.code == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_replay_reads_a_recording_as_it_reads_the_capture_it_came_from(capture: Path, tmp_path: Path) -> None:
@@ -253,3 +278,12 @@ def test_example_tabulates_a_recording(sample: Path, name: str) -> None:
     # pandas writes a minute once.
     assert (["3", "1", "0"] if name == "pandas" else [second, "3", "1", "0"]) in rows
     assert [row for row in rows if row][-2:] == [["11", "3"], ["12", "2"]]
+
+
+@pytest.mark.parametrize("name", ["pandas", "polars", "duckdb"])
+def test_example_without_a_file_says_how_it_is_used(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"read_recording_{name}.py"],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, f"use: python examples/read_recording_{name}.py FILE.parquet\n")

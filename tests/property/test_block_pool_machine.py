@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -198,7 +196,6 @@ class BlockPoolMachine(RuleBasedStateMachine):
             return
         for guards in (self.mutable, self.complete, self.immutable):
             guards.clear()
-        gc.collect()
         assert self.pool.occupancy().active == 0
         evicted = self.pool.allocate(BLOCKS).evicted
         assert len(evicted) == len(self.registered)
@@ -206,4 +203,4 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestBlockPool.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from advisor.intake import SourceFacts
-from tests.fault_ends import Advisor, Core, attach, described
+from tests.fault_ends import Advisor, Core, attach
 from tests.faults import PASSES, ByteProxy, Fault, Lane, ZmqProxy
 from tests.ports import free_ports
 
@@ -78,13 +78,7 @@ def run(script: Script) -> Advisor:
             take(step, core, lanes, wires)
         lanes.calm()
         core.store(1)
-
-        def caught_up() -> bool:
-            state = advisor.fold.producers.get(PRODUCER)
-            last = (core.publisher.epoch, core.publisher.last_sequence)
-            return state is not None and (state.epoch, state.sequence) == last and advisor.blocks() == core.blocks
-
-        advisor.wait_for(caught_up, lambda: described(advisor.fold, core.blocks))
+        advisor.wait_for_all_of(core)
         assert not advisor.fold.producers[PRODUCER].partial
     advisor.check_log()
     return advisor

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from advisor.intake import SourceFacts
-from tests.fault_ends import Advisor, Core, described
+from tests.fault_ends import Advisor, Core
 from tests.faults import ByteProxy
 from tests.nats_server import NatsServer, nats_server
 
@@ -73,13 +73,7 @@ def run(server: NatsServer, scheme: str, script: Script) -> None:
         for step in script.steps:
             take(step, core, wires)
         core.store(1)
-
-        def caught_up() -> bool:
-            state = advisor.fold.producers.get(PRODUCER)
-            last = (core.publisher.epoch, core.publisher.last_sequence)
-            return state is not None and (state.epoch, state.sequence) == last and advisor.blocks() == core.blocks
-
-        advisor.wait_for(caught_up, lambda: described(advisor.fold, core.blocks))
+        advisor.wait_for_all_of(core)
     advisor.check_log()
 
 

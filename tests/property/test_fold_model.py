@@ -242,4 +242,4 @@ class FoldMachine(RuleBasedStateMachine):
 
 
 TestFold = FoldMachine.TestCase
-TestFold.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestFold.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)

@@ -12,7 +12,7 @@ import pytest
 
 from advisor.entries import SettingsEntry, encode_control
 from advisor.segment_files import BlockBytes, SegmentDamaged, read_groups
-from event_plane import wire
+from event_plane import nats_requests, wire
 from event_plane.schema import RECORD_DTYPE, Batch
 from tests.fuzz.mutations import segment_frames, segment_head, with_crc
 from tests.fuzz.seeds import segments
@@ -84,3 +84,10 @@ def test_source_of_a_segments_frame_that_cannot_be_read_is_damage_that_is_named(
     raw = segment_head(len(damaged), position, first, bytes(damaged)) + damaged
     with pytest.raises(SegmentDamaged, match="its source's name"):
         list(read_groups(Path("log"), BlockBytes(raw), position))
+
+
+@pytest.mark.parametrize("sequence", ["-1", str(1 << 64), "x"])
+def test_headers_on_nats_that_hold_no_u64_name_no_batch(sequence: str) -> None:
+    headers = {"Kv-Producer": "1", "Kv-Epoch": "2", "Kv-Sequence": sequence}
+    assert nats_requests.read_headers(headers | {"Kv-Sequence": "3"}) == (1, 2, 3)
+    assert nats_requests.read_headers(headers) is None

@@ -7,11 +7,11 @@ import threading
 import numpy as np
 import pytest
 
-from advisor.index.array_index import INDEX_FULL, ArrayIndex
+from advisor.index.array_index import INDEX_FULL, PLACES_SPENT, ArrayIndex
 from advisor.index.errors import IndexFault, IndexFull
 from advisor.index.jit import INTERPRETED
 from advisor.index.keys import Key, PlaceKey
-from advisor.index.layout import BITS, FRONTIER, REALMS_MAX, IndexSize
+from advisor.index.layout import BITS, FRONTIER, PLACES_MAX, REALMS_MAX, IndexSize
 from advisor.index.views import Figures
 from event_plane.schema import DEPTH_UNKNOWN, RECORD_DTYPE, EventType, RecordFlag, Records
 
@@ -388,3 +388,23 @@ def test_lock_is_reentrant_and_let_go_once() -> None:
     reader.start()
     reader.join()
     assert seen == [1]
+
+
+def test_events_at_more_places_than_there_are_is_skipped_and_volumes_still_find_room() -> None:
+    index = ArrayIndex(SMALL)
+    put(index, chain(1, 3))
+    while len(index.places) < PLACES_MAX - 1_025:
+        index.place(PlaceKey(2, 3, str(len(index.places))))
+    records = np.concatenate([chain(11, 3), chain(21, 2), chain(1, 1, EventType.REMOVE)])
+    records["storage_location"][:5] = [0, 1, 2, 2, 0]
+    applied = index.apply(
+        records, producer=1, namespace_ids=(NAMESPACE,), locations=("disk", "last", "one more"), now_us=2_000_000
+    )
+    assert applied.skipped == {PLACES_SPENT: 2}
+    disk, last = index.place(PLACE), index.place(PlaceKey(1, 3, "last"))
+    assert numbers(index, index.coldest(disk, 9)) == [2, 3, 11, 22]
+    assert numbers(index, index.coldest(last, 9)) == [12]
+    assert index.known_place(PlaceKey(1, 3, "one more")) is None
+    volume = index.place(PlaceKey(3, 3, "nvme"))
+    index.set_volume(volume, True)
+    assert index.is_volume(volume)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import struct
@@ -13,6 +14,7 @@ from typing import Any
 
 import jsonschema
 import msgspec
+import nats
 import numpy as np
 import pytest
 import yaml
@@ -20,6 +22,7 @@ import zmq
 
 from event_plane import nats_requests, wire
 from event_plane.batching import SNAPSHOT_CHUNK_RECORDS_MAX
+from event_plane.connect import open_publisher
 from event_plane.jetstream_stream import DUPLICATE_WINDOW_S, StreamOptions, stream_config, subject_of
 from event_plane.publishing import RESEND_END, Acknowledgement, Ask, SnapshotAsk
 from event_plane.schema import (
@@ -34,6 +37,7 @@ from event_plane.schema import (
 )
 from event_plane.transport import NATS_PORT
 from event_plane.zmq_transport import ACK_TAG, SNAPSHOT_TAG, TOPIC, ZmqPublisher
+from tests.nats_server import nats_server
 
 HERE = Path(__file__).resolve().parent
 PRODUCER, EPOCH, SEQUENCE = 0x9252A8A0B7442DFB, 5, 0
@@ -208,6 +212,31 @@ def test_requests_as_documented_are_what_a_publisher_on_nats_understands(documen
     }
     assert message(document, "natsWho")["x-request"] == nats_requests.RequestKind.WHO
     assert nats_requests.read_who_reply(packed(message(document, "natsEpoch")["x-body"])) == EPOCH
+
+
+def test_batch_in_a_real_stream_has_the_subject_and_headers_described(document: dict[str, Any], tmp_path: Path) -> None:
+    async def stored() -> tuple[str, dict[str, str], bytes]:
+        client = await nats.connect(server.url(""))
+        message = await client.jetstream().get_msg("events", seq=1)
+        await client.close()
+        assert message.subject is not None
+        return message.subject, dict(message.headers or {}), message.data or b""
+
+    with (
+        nats_server(tmp_path, jetstream=True) as server,
+        closing(open_publisher(server.url("events", "jetstream"), producer=PRODUCER, epoch=EPOCH)) as publisher,
+    ):
+        publisher.publish_lost("one batch to look at")
+        publisher.flush()
+        publisher.close()
+        subject, headers, payload = asyncio.run(stored())
+    described = message(document, "jetstreamBatch")["headers"] | {"components": document["components"]}
+    jsonschema.Draft7Validator(described).validate(headers)
+    address = document["channels"]["jetstreamBatches"]["address"]
+    assert subject == address.format(stream="events", producer=f"{PRODUCER:016x}")
+    schemas = document["components"]["schemas"]
+    assert set(headers) == {*schemas["batchHeaders"]["required"], *schemas["deduplication"]["required"]}
+    assert wire.decode(payload).sequence == SEQUENCE
 
 
 def test_duplicate_window_of_the_stream_is_as_said(document: dict[str, Any]) -> None:

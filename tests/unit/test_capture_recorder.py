@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from event_plane.errors import RecordingError, TransportError
 from event_plane.part_file import part_of
 from event_plane.recording import CaptureRecorder, frames_of, message_of, read_capture
 from event_plane.transport import Message
+from tests.disks import file_size_limit
 
 FRAMES = [b"topic", bytes(8), b"payload" * 100]
 
@@ -40,10 +40,8 @@ def test_folder_that_is_absent_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _small_files() -> Iterator[None]:
-    former = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, former[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    with file_size_limit(100_000):
+        yield
 
 
 @pytest.mark.usefixtures("_small_files")

@@ -37,7 +37,7 @@ def test_remedies_are_those_of_the_code() -> None:
 
 def test_limits_are_those_of_the_code() -> None:
     limits = {name: each.default for name, each in inspect.signature(SequenceGate).parameters.items()}
-    assert f"{limits['hold_max']:,} a producer" in PAGE
+    assert f"{limits['hold_max']:,} or {limits['hold_bytes_max'] >> 20} MiB a producer" in PAGE
     assert f"last {limits['checksums_kept']:,} messages" in PAGE
     assert f"| {limits['resend_wait_us'] // 1_000_000} s since" in PAGE
     assert f"| {limits['snapshot_wait_us'] // 1_000_000} s |" in PAGE

@@ -12,11 +12,11 @@ from structlog.testing import capture_logs
 from advisor.entries import LogEntry, logged
 from advisor.fold import Fold
 from advisor.index import ArrayIndex, IndexSize
-from advisor.intake import MISREAD, Intake, SourceFacts, Taken, Unreadable
+from advisor.intake import MISREAD, Cursors, Intake, SourceFacts, Taken, Unreadable
 from advisor.pipeline import UNREADABLE_QUIET_S, UnreadableLog
 from event_plane import wire
 from event_plane.schema import RECORD_DTYPE, Batch, BatchKind, SnapshotRange, producer_id
-from event_plane.sequence import REASON_LATE, SequenceGate
+from event_plane.sequence import PRODUCERS_MAX, REASON_LATE, REASON_PRODUCERS, SequenceGate, StreamState
 from event_plane.transport import Message
 
 PRODUCER = 7
@@ -131,10 +131,28 @@ def test_gap_is_lost_where_neither_resend_nor_snapshot_can_be_asked_for() -> Non
 
 def test_loss_that_the_publisher_tells_of_is_logged_and_asks_for_its_snapshot() -> None:
     advisor = Advisor()
-    _, taken = advisor.offer(ours(0), ours(1, BatchKind.LOST, through=1))
-    assert taken.snapshots == [("core", PRODUCER, 1)]
+    advisor.offer(ours(0), ours(1, BatchKind.LOST, through=1))
+    assert advisor.intake.tick(0).snapshots == [("core", PRODUCER, 1)]
     assert advisor.fold.producers[PRODUCER].partial
     assert advisor.offer(ours(2))[0].resends == []
+
+
+def test_wanted_snapshot_is_asked_for_a_few_times_and_no_more_once_it_came() -> None:
+    advisor = Advisor()
+    advisor.offer(ours(0))
+    advisor.intake.want_snapshot(PRODUCER, 1)
+    asked_us = [s * 1_000_000 for s in range(60) if advisor.intake.tick(s * 1_000_000).snapshots]
+    assert asked_us == [0, 10_000_000, 20_000_000]
+    advisor.intake.want_snapshot(PRODUCER, 1)
+    assert advisor.intake.tick(0).snapshots == [("core", PRODUCER, 1)]
+    advisor.offer(ours(1, BatchKind.SNAPSHOT_BEGIN), ours(2, BatchKind.SNAPSHOT_END))
+    assert advisor.intake.tick(60_000_000).snapshots == []
+
+
+def test_new_life_of_a_producer_needs_no_snapshot_of_the_former() -> None:
+    advisor = Advisor()
+    advisor.offer(ours(0), ours(1, BatchKind.LOST, through=1), ours(0, epoch=2))
+    assert advisor.intake.tick(0).snapshots == []
 
 
 def test_loss_that_a_publisher_tells_of_beyond_its_own_number_is_refused() -> None:
@@ -278,3 +296,29 @@ def test_engine_overtaking_the_cursor_while_we_were_away_is_a_new_life() -> None
     advisor.offer(*second_life)
     assert advisor.live() == {100, 101, 102}
     assert advisor.fold.producers[producer].epochs_closed == 1
+
+
+def test_nothing_is_remembered_of_producers_beyond_those_that_are_kept() -> None:
+    intake = Intake([SourceFacts("engine"), SourceFacts("core")])
+    states = [StreamState(1_000 + n, False, 1, 0, True, [], []) for n in range(PRODUCERS_MAX)]
+    names = {state.producer: "core" for state in states}
+    intake.load(Cursors(states, names))
+    before = intake.cursors()
+    for message in (ours(0), ours(0, BatchKind.HEARTBEAT), foreign(0, stored(1))):
+        assert intake.offer(message, 0) == Taken()
+    assert intake.refused == {REASON_PRODUCERS: 3}
+    assert intake.cursors() == before
+    assert intake.by_source({PRODUCER: 1, producer_id("engine/kv/dp0"): 1}) == {"": 2}
+    assert not intake.probe("core", 0, 1).resends
+
+
+def test_copy_of_a_publishers_own_loss_is_acknowledged_after_a_restart_too() -> None:
+    before = Advisor()
+    for message in (ours(0), ours(1, BatchKind.LOST, through=1)):
+        before.take(before.intake.offer(message, 0))
+    after = Intake([SourceFacts("core")])
+    for entry in before.log:
+        after.restore(entry, wire.decode(entry.payload))
+    taken = after.offer(ours(1, BatchKind.LOST, through=1), 1)
+    assert (taken.accepted, taken.acknowledged) == ([], [("core", PRODUCER, 1, 1)])
+    assert not after.refused

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from event_plane.schema import (
     to_records,
 )
 from event_plane.wire import encode
+from tests.disks import file_size_limit
 
 DOCS = Path(__file__).parents[2] / "docs" / "recordings.md"
 LLAMA = Namespace(tenant="blue", model="llama", block_tokens=16)
@@ -189,11 +189,8 @@ def test_recording_of_nothing_is_whole(tmp_path: Path) -> None:
 
 @pytest.fixture
 def file_bytes_max() -> Iterator[int]:
-    """A limit on the size of files that this process writes: as a disk that fills up."""
-    former = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, former[1]))
-    yield 1_000_000
-    resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    with file_size_limit(1_000_000):
+        yield 1_000_000
 
 
 def test_full_disk_keeps_the_groups_that_fitted(tmp_path: Path, file_bytes_max: int) -> None:

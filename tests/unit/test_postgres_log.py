@@ -13,7 +13,7 @@ from advisor.errors import LogError
 from advisor.log import SqlLog
 from advisor.log_queries import SqlQueries, Term
 from tests.ports import free_ports
-from tests.postgres import PASSWORD, PostgresServer, postgres  # noqa: F401 -- a fixture
+from tests.postgres import PASSWORD, PostgresServer
 
 
 def batch(sequence: int, payload: bytes = b"batch") -> NewEntry:
@@ -21,22 +21,22 @@ def batch(sequence: int, payload: bytes = b"batch") -> NewEntry:
 
 
 @pytest.fixture
-def url(postgres: PostgresServer) -> str:  # noqa: F811
+def url(postgres: PostgresServer) -> str:
     return postgres.emptied_database()
 
 
 @pytest.fixture
-def log(postgres: PostgresServer, url: str) -> Iterator[SqlLog]:  # noqa: F811
+def log(postgres: PostgresServer, url: str) -> Iterator[SqlLog]:
     opened = SqlLog(url, password_file=postgres.password_file, partition_entries=100)
     yield opened
     opened.close()
 
 
-def partitions(postgres: PostgresServer) -> list[str]:  # noqa: F811
+def partitions(postgres: PostgresServer) -> list[str]:
     return postgres.psql("postgres", "SELECT relid FROM pg_partition_tree('entries') WHERE isleaf ORDER BY 1").split()
 
 
-def test_partitions_are_made_ahead_and_dropped_whole(postgres: PostgresServer, log: SqlLog) -> None:  # noqa: F811
+def test_partitions_are_made_ahead_and_dropped_whole(postgres: PostgresServer, log: SqlLog) -> None:
     assert partitions(postgres) == [f"entries_p{0:020d}"]
     for sequence in range(0, 320, 40):
         log.append([batch(sequence + i) for i in range(40)], 1)
@@ -48,7 +48,7 @@ def test_partitions_are_made_ahead_and_dropped_whole(postgres: PostgresServer, l
 
 
 def test_payloads_are_not_compressed_and_commits_wait_for_the_disk(
-    postgres: PostgresServer, log: SqlLog  # noqa: F811
+    postgres: PostgresServer, log: SqlLog
 ) -> None:
     for table in ("entries", f"entries_p{0:020d}"):
         storage = f"SELECT attstorage FROM pg_attribute WHERE attrelid = '{table}'::regclass AND attname = 'payload'"
@@ -63,7 +63,7 @@ def test_large_append_and_pages_of_many_bytes(log: SqlLog) -> None:
 
 
 def test_queries_page_forward_backward_and_by_kind(
-    postgres: PostgresServer, url: str, log: SqlLog  # noqa: F811
+    postgres: PostgresServer, url: str, log: SqlLog
 ) -> None:
     log.append([batch(1), control_entry(Tick(1)), batch(2), control_entry(Tick(2)), batch(3)], 5)
     log.next_term(77, "host", 42, "0.1.0")
@@ -83,7 +83,7 @@ def test_queries_page_forward_backward_and_by_kind(
     asyncio.run(ask())
 
 
-def test_no_sentence_holds_the_password(postgres: PostgresServer, url: str, tmp_path: Path) -> None:  # noqa: F811
+def test_no_sentence_holds_the_password(postgres: PostgresServer, url: str, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("let me in\n")
     with pytest.raises(LogError, match="the server refuses the user or password: check"):
@@ -107,7 +107,7 @@ def test_server_that_is_away_is_named(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_database_of_another_program_is_refused(postgres: PostgresServer, url: str) -> None:  # noqa: F811
+def test_database_of_another_program_is_refused(postgres: PostgresServer, url: str) -> None:
     postgres.psql("postgres", "CREATE TABLE songs (name text)")
     with pytest.raises(LogError, match="another program's database"):
         SqlLog(url, password_file=postgres.password_file)
@@ -115,7 +115,7 @@ def test_database_of_another_program_is_refused(postgres: PostgresServer, url: s
         SqlLog(url, password_file=postgres.password_file, read_only=True)
 
 
-def test_schema_of_a_newer_version_is_refused(postgres: PostgresServer, url: str, log: SqlLog) -> None:  # noqa: F811
+def test_schema_of_a_newer_version_is_refused(postgres: PostgresServer, url: str, log: SqlLog) -> None:
     log.close()
     postgres.psql("postgres", "UPDATE alembic_version SET version_num = '0999'")
     for read_only in (False, True):
@@ -124,7 +124,7 @@ def test_schema_of_a_newer_version_is_refused(postgres: PostgresServer, url: str
 
 
 def test_writer_whose_session_ended_writes_no_more(
-    postgres: PostgresServer, url: str, log: SqlLog  # noqa: F811
+    postgres: PostgresServer, url: str, log: SqlLog
 ) -> None:
     """With its session went its lock: another one may write by now."""
     log.append([batch(1)], 1)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ from advisor.errors import LogError
 from advisor.segment_files import READ_BYTES, SegmentDamaged
 from advisor.segment_format import HEAD, META
 from advisor.segment_log import SegmentLog
+from tests.disks import disk_of, file_size_limit
 
 SEGMENT_BYTES = 8_192
 
@@ -290,20 +288,10 @@ def test_reader_of_another_process_goes_on_over_segments_sealed_meanwhile(tmp_pa
     assert [entry.position for entry in reading] == list(range(2, 31))
 
 
-@contextmanager
-def file_limit(limit_bytes: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_write_that_is_cut_short_leaves_nothing_of_the_append(tmp_path: Path) -> None:
     log = opened(tmp_path)
     fill(log, 3)
-    with file_limit(SEGMENT_BYTES), pytest.raises(LogError, match=r"^cannot append to .*: a file may not grow"):
+    with file_size_limit(SEGMENT_BYTES), pytest.raises(LogError, match=r"^cannot append to .*: a file may not grow"):
         log.append([batch(3), batch(4, os.urandom(SEGMENT_BYTES))], 1)
     assert log.last_position() == 3
     assert log.append([batch(3)], 1) == 4
@@ -313,16 +301,8 @@ def test_write_that_is_cut_short_leaves_nothing_of_the_append(tmp_path: Path) ->
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB of its own."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    if shutil.which("mount") is None or os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", mounted], check=False, capture_output=True)
-    if made.returncode != 0:
-        pytest.skip(f"no tmpfs here: {made.stderr.decode().strip()}")
-    yield mounted
-    subprocess.run(["umount", mounted], check=True)
+    with disk_of(tmp_path / "disk", 2) as disk:
+        yield disk
 
 
 def test_full_disk_refuses_the_append_keeps_what_was_acknowledged_and_goes_on_with_room(small_disk: Path) -> None:
@@ -356,3 +336,48 @@ def test_batches_out_of_order_are_refused(tmp_path: Path) -> None:
         log.append([batch(6), batch(3)], 1)
     assert log.last_position() == 1
     log.close()
+
+
+def test_read_of_the_segment_that_is_written_to_starts_near_its_entry(tmp_path: Path) -> None:
+    log = SegmentLog(tmp_path)
+    for sequence in range(70):
+        log.append([batch(2 * sequence, os.urandom(50_000)), batch(2 * sequence + 1, b"second")], sequence)
+    for opening in ("written", "recovered"):
+        (segment,) = log._shelf.segments()
+        assert [position for position, _ in segment.landmarks] == [43, 85, 127], opening
+        for position in (1, 2, 42, 43, 44, 84, 85, 86, 140):
+            assert [(e.position, e.sequence) for e in log.read(position, position)] == [(position, position - 1)]
+        assert [entry.position for entry in log.read(42)] == list(range(42, 141))
+        log.close()
+        log = SegmentLog(tmp_path)
+    log.close()
+
+
+def test_stat_counts_each_file_once(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    fill(log, 28)
+    log.append([batch(28)], 1_028)
+    eventually(lambda: len(sealed(tmp_path)) == 2, "sealed segments")
+    log.close()
+    raw(tmp_path)[0].unlink()
+    figures = opened(tmp_path, read_only=True).stat()
+    assert (figures.first_position, figures.last_position) == (1, 28)
+    assert (figures.first_recorded_us, figures.last_recorded_us) == (1_000, 1_027)
+    assert figures.stored_bytes == sum(path.stat().st_size for path in sealed(tmp_path))
+    again = opened(tmp_path)
+    assert again.append([batch(30)], 2_000) == 29
+    assert again.stat().last_recorded_us == 2_000
+    again.close()
+
+
+def test_writer_killed_before_its_first_segment_leaves_an_empty_log(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    for path in raw(tmp_path):
+        path.unlink()
+    reader = opened(tmp_path, read_only=True)
+    assert (reader.stat().first_position, reader.stat().last_position) == (1, 0)
+    assert list(reader.read()) == list(reader.read(0, 0)) == []
+    log = opened(tmp_path)
+    assert log.append([batch(0)], 1) == 1
+    log.close()
+    assert reader.last_position() == 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from event_plane.sequence import (
+    CLOSED_EPOCHS_MAX,
     FOREIGN_REMEDIES,
     FOREIGN_VERDICTS,
     OWN_REMEDIES,
@@ -205,6 +208,36 @@ def test_full_hold_of_our_own_asks_for_a_snapshot_and_lets_the_oldest_go() -> No
     assert gate.offer(own(8), 0) == [Refused(own(6), REASON_CROWDED)]
     assert gate.waiting() == 2
     assert accepted(gate.offer(begin(9), 0)) == [(1, 9)]
+
+
+def test_closed_epochs_are_remembered_up_to_a_bound_and_the_oldest_go_first() -> None:
+    gate = SequenceGate()
+    for epoch in range(CLOSED_EPOCHS_MAX + 2):
+        gate.offer(own(0, epoch), 0)
+    (state,) = gate.export()
+    assert state.closed == list(range(1, CLOSED_EPOCHS_MAX + 1))
+    assert gate.offer(own(5, 1), 0) == [Refused(own(5, 1), REASON_CLOSED_EPOCH)]
+
+
+def test_hold_is_bounded_by_bytes_too() -> None:
+    gate = SequenceGate(hold_bytes_max=250)
+    gate.offer(own(0), 0)
+    large = [replace(own(sequence), payload_bytes=100) for sequence in (2, 3, 4, 5)]
+    assert gate.offer(large[0], 0) == [AskResend(PRODUCER, 1)]
+    assert gate.offer(large[1], 0) == []
+    assert gate.offer(large[2], 0) == [Refused(large[0], REASON_CROWDED), AskSnapshot(PRODUCER, 1)]
+    assert gate.offer(large[3], 0) == [Refused(large[1], REASON_CROWDED)]
+    assert gate.waiting() == 2
+
+
+def test_bytes_of_what_was_released_count_no_more() -> None:
+    gate = SequenceGate(hold_bytes_max=250)
+    gate.offer(own(0), 0)
+    for first in range(1, 40, 3):
+        sizes = [replace(own(sequence), payload_bytes=100) for sequence in (first, first + 1, first + 2)]
+        gate.offer(sizes[1], 0)
+        gate.offer(sizes[2], 0)
+        assert [type(action) for action in gate.offer(sizes[0], 0)] == [Accept] * 3
 
 
 def test_what_went_for_want_of_room_is_lost_with_the_gap() -> None:

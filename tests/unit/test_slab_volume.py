@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from storage_agent.slab_format import SESSION_OFFSET, Superblock
 from storage_agent.slab_volume import SlabInspection, SlabStore
 from storage_agent.slot_volume import SlotVolume
 from storage_agent.volume import ReadResult
+from tests.disks import disk_of, file_size_limit
 
 NAMESPACE = Namespace(tenant="acme", model="llama", block_tokens=16)
 BLOCK_BYTES = 6000
@@ -320,16 +319,8 @@ def test_a_draft_that_a_crash_left_behind_is_made_anew(path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with disk_of(tmp_path / "disk", 1) as disk:
+        yield disk
 
 
 def test_a_full_disk_is_refused_at_once_and_a_volume_on_it_keeps_its_room(small_disk: Path) -> None:
@@ -341,17 +332,6 @@ def test_a_full_disk_is_refused_at_once_and_a_volume_on_it_keeps_its_room(small_
         with pytest.raises(VolumeError, match="has 0 free"), opened(small_disk / "second.slab"):
             pass
         assert sorted(entry.name for entry in small_disk.iterdir()) == ["fast.slab", "filler"]
-
-
-@contextmanager
-def file_size_limit(limit_bytes: int) -> Iterator[None]:
-    """Writes past `limit_bytes` fail with EFBIG meanwhile, as on a file system that has such a limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_write_that_fails_fails_its_block_alone_and_degrades_the_volume(path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,10 @@ from sqlalchemy import Engine, event
 from advisor.entries import EntryKind, NewEntry, Tick, control_entry
 from advisor.errors import LogError
 from advisor.log import PAGE_BYTES_MAX, PAGE_ENTRIES_MAX, SqlLog
+from advisor.log_backup import back_up
 from advisor.log_queries import SqlQueries, Term
+from advisor.settings import AdvisorSettings
+from tests.disks import disk_of
 
 
 def batch(sequence: int, payload: bytes = b"batch") -> NewEntry:
@@ -229,16 +232,8 @@ def test_full_database_refuses_the_whole_append(tmp_path: Path, pages_max: None)
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB of its own."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    if shutil.which("mount") is None or os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", mounted], check=False, capture_output=True)
-    if made.returncode != 0:
-        pytest.skip(f"no tmpfs here: {made.stderr.decode().strip()}")
-    yield mounted
-    subprocess.run(["umount", mounted], check=True)
+    with disk_of(tmp_path / "disk", 2) as disk:
+        yield disk
 
 
 def test_full_disk_refuses_the_append_and_keeps_what_was_acknowledged(small_disk: Path) -> None:
@@ -347,3 +342,18 @@ def test_pruned_room_is_used_again_and_the_file_does_not_grow(tmp_path: Path) ->
         assert log.stat().stored_bytes < 7_000_000
     assert max(sizes[15:]) == max(sizes[10:15]) < 10_000_000
     log.close()
+
+
+def test_backup_that_is_refused_makes_nothing(tmp_path: Path) -> None:
+    state, folder = tmp_path / "state", tmp_path / "backup"
+    state.mkdir()
+    settings = AdvisorSettings(directory=state)
+    with pytest.raises(LogError, match="there is no log"):
+        back_up(settings, folder)
+    with closing(sqlite3.connect(state / "log.db")) as connection:
+        connection.executescript(SCHEMA_0001)
+    with pytest.raises(LogError, match=r"state/log.db has schema 0001, older than"):
+        back_up(settings, folder)
+    assert not folder.exists()
+    SqlLog(state / "log.db").close()
+    assert back_up(settings, folder).position == 2

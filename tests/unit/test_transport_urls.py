@@ -59,6 +59,7 @@ def test_resends_are_beside_the_events_by_default(url: str, beside: str) -> None
         ("nats://127.0.0.1/kv..events", "needs a host and a subject"),
         ("jetstream://127.0.0.1:4222/kv.events", "needs a host and a stream"),
         ("nats://me:secret@127.0.0.1/kv", "holds a user or password: name the user and a password file"),
+        ("nats://127.0.0.1/kv?replicas=3", "has options after \\?, which only jetstream:// takes"),
         ("kafka://broker:9092", "unknown scheme 'kafka'"),
         ("127.0.0.1:5557", "unknown scheme"),
         ("", "unknown scheme ''"),
@@ -68,3 +69,9 @@ def test_url_that_cannot_be_used_says_why_and_what_to_write(url: str, said: str)
     with pytest.raises(TransportError, match=said) as refused:
         parse_url(url)
     assert re.search(r"(use|write) (zmq\+tcp|zmq\+ipc|memory|nats|jetstream)|in the settings", str(refused.value))
+
+
+def test_streams_options_are_kept_as_written() -> None:
+    place = parse_url("jetstream://127.0.0.1/kv?replicas=3&max_bytes=5")
+    assert (place.path, place.port, place.query) == ("kv", 4222, "replicas=3&max_bytes=5")
+    assert str(place) == "jetstream://127.0.0.1:4222/kv?replicas=3&max_bytes=5"

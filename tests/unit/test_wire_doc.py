@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from event_plane import nats_requests
 from event_plane.batching import SNAPSHOT_CHUNK_RECORDS_MAX, Batcher, FlushRule
 from event_plane.schema import (
     RECORD_DTYPE,
@@ -123,6 +124,12 @@ def test_lost_decodes_to_what_the_page_says(page: str) -> None:
 def test_example_is_canonical(page: str, title: str) -> None:
     example = dumped(page, f"Example: {title}")
     assert encode(decode(example)) == example
+
+
+def test_headers_and_requests_on_nats_are_the_codes(page: str) -> None:
+    rows = re.findall(r"^\| ([\w-]+) \|", section(page, "Over NATS"), re.MULTILINE)
+    headers = ["header", *nats_requests.batch_headers(1, 2, 3), nats_requests.REQUEST_HEADER]
+    assert rows == [*headers, nats_requests.REQUEST_HEADER, *nats_requests.RequestKind]
 
 
 def test_batcher_makes_the_examples(page: str) -> None:
