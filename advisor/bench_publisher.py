@@ -17,6 +17,7 @@ import structlog
 
 from advisor.bench_stream import ChainStream
 from event_plane.connect import open_publisher
+from event_plane.publishing import BatchPublisher
 from event_plane.schema import EventType, Namespace, Records
 from event_plane.transport import Publisher
 
@@ -62,6 +63,16 @@ def publish_for(publisher: Publisher, records: Records, events: int, seconds: fl
     raise AssertionError("they never end")
 
 
+def attach(publisher: BatchPublisher, records: Records) -> int:
+    """Publish single events until one is acknowledged: from then on nobody is outrun. Returns how many."""
+    sent = 0
+    while publisher.stat().acknowledged_sequence < 0:
+        publisher.publish_records(records[:1], NAMESPACES, LOCATIONS, flush=True)
+        sent += 1
+        time.sleep(0.01)
+    return sent
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
@@ -78,7 +89,8 @@ def main() -> None:
     records = cycle()
     print("ready", flush=True)
     sys.stdin.readline()
-    sent = publish_for(publisher, records, asked.events, asked.seconds, asked.rate)
+    sent = attach(publisher, records)
+    sent += publish_for(publisher, records, asked.events, asked.seconds, asked.rate)
     last = publisher.flush()
     print(json.dumps({"events": sent, "last": last}), flush=True)
     sys.stdin.readline()

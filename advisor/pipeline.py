@@ -264,9 +264,10 @@ class LogThread(threading.Thread):
                 batches += [accepted.batch for accepted in step.accepted]
             if new:
                 self._append(new, batches, waiting)
-            for step in taken:
-                for source, producer, epoch, sequence in step.acknowledged:
-                    self._subscribers[source].acknowledge(producer, epoch, sequence)
+            # The last word on a producer says all that those before it do.
+            last = {(source, producer): rest for step in taken for source, producer, *rest in step.acknowledged}
+            for (source, producer), (epoch, sequence) in last.items():
+                self._subscribers[source].acknowledge(producer, epoch, sequence)
             taken = [answer for step in taken for answer in self._ask(step)]
             new, batches, waiting = [], [], []
 

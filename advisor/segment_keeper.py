@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from advisor.segment_shelf import Segment, Shelf
 NICENESS = 10
 """It waits behind the threads that ingest; what it does can wait for longest."""
 RETRY_S = 10.0
+SEALED_BYTES_PER_S_MAX = 32_000_000
+"""A log that grows faster is sealed once it is slower again: it takes a core, and the interpreter's lock from ingest."""
 
 _log = structlog.get_logger()
 
@@ -36,6 +39,8 @@ class Keeper(threading.Thread):
         self._ending = threading.Event()
         self._preparing = threading.Lock()
         self._told = ""
+        self._pace_s = segment_bytes / SEALED_BYTES_PER_S_MAX
+        self._full_s = time.monotonic() - self._pace_s
 
     def take_prepared(self) -> Path:
         """An empty file with room reserved, durable but for its name. Raises `OSError` where the disk is full."""
@@ -46,6 +51,7 @@ class Keeper(threading.Thread):
 
     def wake(self) -> None:
         """A segment became full."""
+        self._full_s = time.monotonic()
         self._work.set()
 
     def close(self) -> None:
@@ -63,14 +69,22 @@ class Keeper(threading.Thread):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         self._work.set()
         while not self._ending.is_set():
-            if not self._work.wait(RETRY_S):
+            quiet_in_s = self._quiet_in_s()
+            if not self._work.wait(quiet_in_s or RETRY_S) and not quiet_in_s:
                 self._told = ""
             self._work.clear()
             self._attempt(self._have_prepared)
-            while not self._ending.is_set() and (segment := self._shelf.unsealed()) is not None:
+            while self._may_seal() and (segment := self._shelf.unsealed()) is not None:
                 if not self._attempt(lambda segment=segment: self._seal(segment)):  # type: ignore[misc]
                     break
                 self._attempt(self._have_prepared)
+
+    def _quiet_in_s(self) -> float:
+        """Until the log has grown no faster than it may be sealed at."""
+        return max(0.0, self._full_s + self._pace_s - time.monotonic())
+
+    def _may_seal(self) -> bool:
+        return not self._ending.is_set() and not self._quiet_in_s()
 
     def _attempt(self, step: Callable[[], None]) -> bool:
         try:

@@ -381,3 +381,16 @@ def test_writer_killed_before_its_first_segment_leaves_an_empty_log(tmp_path: Pa
     assert log.append([batch(0)], 1) == 1
     log.close()
     assert reader.last_position() == 1
+
+
+def test_log_that_grows_fast_is_sealed_once_it_is_slower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if no segment were full slowly enough, whatever the machine.
+    monkeypatch.setattr("advisor.segment_keeper.SEALED_BYTES_PER_S_MAX", 1)
+    with closing(SegmentLog(tmp_path, segment_bytes=4_096)) as log:
+        fill(log, 40)
+        assert len(raw(tmp_path)) > 2
+        assert sealed(tmp_path) == []
+    monkeypatch.undo()
+    with closing(SegmentLog(tmp_path, segment_bytes=4_096)) as log:
+        eventually(lambda: len(raw(tmp_path)) == 1, "all sealed but the one to write to")
+        assert [entry.position for entry in log.read()] == list(range(1, log.last_position() + 1))
