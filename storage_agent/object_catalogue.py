@@ -156,7 +156,9 @@ class ObjectCatalogue:
         found: list[tuple[Place, StoredBlock]] = []
         for mark in marks:
             known = self.objects.get(mark)
-            for entry in known.held if known is not None else ():
+            if known is None:
+                continue
+            for entry in known.held:
                 block = known.index.block(entry)._replace(header=self._header(known, entry))
                 found.append((Place(mark, entry, block.offset), block))
         return found
