@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 ARGS ?=
 
-.PHONY: help demo test soak soak-plane fuzz lint test-wheel clean
+.PHONY: help demo test soak soak-plane soak-agent fuzz lint test-wheel clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -24,6 +24,9 @@ soak: .venv/.test ## Kill demos thirty times at random moments and verify after 
 soak-plane: .venv/.test ## Disturb the event plane, and kill what takes part in it, at random; takes half an hour.
 	KVADVISOR_FAULT_EXAMPLES=200 $(BIN)/python -m pytest --timeout 0 tests/property/test_fault_proxy*.py $(ARGS)
 	$(BIN)/python -m tests.crash.killed_plane
+
+soak-agent: .venv/.test ## Cut an agent's life short at every change of its volumes; takes a quarter of an hour.
+	KVADVISOR_EVERY_CHANGE=1 $(BIN)/python -m pytest --timeout 0 tests/crash/test_every_change_cut.py tests/crash/test_clients_killed.py tests/crash/test_object_volume_after_kill.py $(ARGS)
 
 fuzz: .venv/.fuzz ## Fuzz every decoder for a minute each; ARGS names targets and --seconds.
 	$(BIN)/python -m tests.fuzz.run $(ARGS)

@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import zmq
 
-from advisor.bench_command import Figure, at_most
 from advisor.bench_publisher import LOCATIONS, NAMESPACES, PRODUCER, cycle, publish_for
 from event_plane.batching import MESSAGES_PER_S_MAX, Batcher, Columns, adaptive_rule
 from event_plane.connect import open_publisher, open_subscriber
+from event_plane.figures import Figure, at_most
 from event_plane.schema import RECORD_COUNT_MAX
 from event_plane.transport import Message
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -14,34 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from advisor.errors import AdvisorError
+from event_plane.figures import Figure
 
 GROUP = "kvadvisor.benches"
 
 
 class BenchError(AdvisorError):
     """A benchmark that cannot be run as asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One measured figure. `goal` is empty where there is none; `met` is None where it was not measured."""
-
-    name: str
-    value: float | None
-    unit: str
-    goal: str = ""
-    met: bool | None = None
-    note: str = ""
-
-
-def at_least(name: str, value: float | None, unit: str, goal: float, note: str = "") -> Figure:
-    """A figure whose goal is a lower bound; `value` None where it could not be measured, `note` says why."""
-    return Figure(name, value, unit, f"≥ {goal:g}", None if value is None else value >= goal, note)
-
-
-def at_most(name: str, value: float | None, unit: str, goal: float, note: str = "") -> Figure:
-    """A figure whose goal is an upper bound."""
-    return Figure(name, value, unit, f"≤ {goal:g}", None if value is None else value <= goal, note)
 
 
 Bench = Callable[[bool], list[Figure]]

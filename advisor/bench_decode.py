@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from advisor.bench_command import Figure, at_most
 from event_plane.dialects.known import open_dialect
+from event_plane.figures import Figure, at_most
 from event_plane.schema import Namespace
 
 BLOCKS = 512

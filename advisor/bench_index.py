@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from advisor.bench_command import Figure, at_least, at_most
 from advisor.bench_floor import random_access_ns
 from advisor.bench_stream import CHAIN_BLOCKS_MAX, ChainStream
 from advisor.index import ArrayIndex, IndexSize, PlaceKey
 from advisor.index.warm import warm
+from event_plane.figures import Figure, at_least, at_most
 from event_plane.schema import EventType, Records, Tier
 
 BATCH = 512

@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 from advisor.bench_batching import batching_rows
-from advisor.bench_command import Figure, at_least, at_most
 from advisor.bench_decode import decode_rows
 from advisor.bench_flat import RETENTION_BYTES
 from advisor.bench_throughput import NoServer, measure
 from advisor.index.warm import warm
+from event_plane.figures import Figure, at_least, at_most
 
 MILLION = 1_000_000
 TRANSPORTS = ("memory", "zmq+ipc", "zmq+tcp", "nats", "jetstream")

@@ -22,7 +22,7 @@ from advisor.fold import Fold
 from advisor.moves import FREES_SOURCE, Move, MoveKind, MoveState, Trigger
 from advisor.pipeline import StoppedError
 from advisor.turnstile import Turnstile
-from storage_agent.errors import AgentUnreachable, CommandRefused
+from storage_agent.errors import AgentUnreachable, CommandRefused, StaleTerm
 from storage_agent.port import AgentPort, AgentStat, BlockKey, CommandOutcome, VolumeStat
 
 COMMAND_MOVES_MAX = 32
@@ -46,6 +46,7 @@ class Mover(threading.Thread):
         stopping: threading.Event,
         fail: Callable[[BaseException], None],
         watch_interval_s: float,
+        term: int,
     ) -> None:
         super().__init__(name="kvadvisor-mover", daemon=True)
         self.unreachable: dict[str, str] = {}
@@ -57,6 +58,7 @@ class Mover(threading.Thread):
         self._stopping = stopping
         self._fail = fail
         self._watch_interval_s = watch_interval_s
+        self._term = term
         self._wake = threading.Event()
         self._totals: dict[tuple[str, str], tuple[int, float]] = {}
 
@@ -160,7 +162,10 @@ class Mover(threading.Thread):
         """Copy, or for a drop check the copy that is there. Moves that failed are aborted; the others are returned."""
         keys = [BlockKey(*move.key) for move in moves]
         source, target = moves[0].source, moves[0].target
-        outcome = self._command(agent, moves, lambda port: port.copy(_command_id("copy", moves), keys, source, target))
+        command_id = _command_id("copy", moves)
+        outcome = self._command(
+            agent, moves, lambda port: port.copy(command_id, keys, source, target, term=self._term)
+        )
         if outcome is None:
             return []
         good, bad = _split(moves, outcome)
@@ -173,7 +178,8 @@ class Mover(threading.Thread):
     def _free(self, agent: str, moves: list[Move]) -> None:
         keys = [BlockKey(*move.key) for move in moves]
         source = moves[0].source
-        outcome = self._command(agent, moves, lambda port: port.delete(_command_id("delete", moves), source, keys))
+        command_id = _command_id("delete", moves)
+        outcome = self._command(agent, moves, lambda port: port.delete(command_id, source, keys, term=self._term))
         if outcome is None:
             return
         # A block that is gone already was freed by this command before a crash.
@@ -186,9 +192,14 @@ class Mover(threading.Thread):
     def _command(
         self, name: str, moves: Sequence[Move], ask: Callable[[AgentPort], CommandOutcome]
     ) -> CommandOutcome | None:
-        """A command's outcome; None where there is none yet, or where it was refused and the moves are aborted."""
+        """A command's outcome; None where there is none yet, or where it was refused and the moves are aborted.
+
+        Raises `StaleTerm`, which ends the service: another advisor carries these moves on.
+        """
         try:
             return self._ask(name, ask)
+        except StaleTerm:
+            raise
         except CommandRefused as fault:
             self._step(Trigger.ABORT, moves, str(fault))
             return None

@@ -123,7 +123,10 @@ class AdvisorService:
         )
         agents = self._agents
         if agents is None:
-            clients = {a.name: AgentClient(a.command_url, timeout_s=a.timeout_s) for a in self.settings.agents}
+            clients = {
+                each.name: AgentClient(each.command_url, each.timeout_s, each.credentials)
+                for each in self.settings.agents
+            }
             self._clients = list(clients.values())
             agents = clients
         self._mover = Mover(
@@ -134,6 +137,7 @@ class AdvisorService:
             stopping=self.stopping,
             fail=self._fail,
             watch_interval_s=self.settings.tick_interval_s,
+            term=self.term,
         )
         fold_thread = FoldThread(
             self.fold,

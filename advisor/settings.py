@@ -9,6 +9,7 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -50,7 +51,31 @@ class ApiSettings(Section):
         return host
 
 
-class SourceSettings(Section):
+class NatsIdentity(Section):
+    """What a connection to a NATS server proves itself with."""
+
+    user: str = ""
+    password_file: Path | None = None
+    nkey_file: Path | None = None
+    creds_file: Path | None = None
+    tls_ca_file: Path | None = None
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+
+    @property
+    def credentials(self) -> Credentials:
+        return Credentials(
+            user=self.user,
+            password_file=self.password_file,
+            nkey_file=self.nkey_file,
+            creds_file=self.creds_file,
+            tls_ca_file=self.tls_ca_file,
+            tls_cert_file=self.tls_cert_file,
+            tls_key_file=self.tls_key_file,
+        )
+
+
+class SourceSettings(NatsIdentity):
     """A stream of events to subscribe to."""
 
     name: Name
@@ -72,26 +97,11 @@ class SourceSettings(Section):
     """A foreign engine silent for so long is asked whether something was lost."""
     curve_key_file: Path | None = None
     curve_server_key_file: Path | None = None
-    user: str = ""
-    password_file: Path | None = None
-    nkey_file: Path | None = None
-    creds_file: Path | None = None
-    tls_ca_file: Path | None = None
-    tls_cert_file: Path | None = None
-    tls_key_file: Path | None = None
 
     @property
     def credentials(self) -> Credentials:
-        return Credentials(
-            curve_key_file=self.curve_key_file,
-            curve_server_key_file=self.curve_server_key_file,
-            user=self.user,
-            password_file=self.password_file,
-            nkey_file=self.nkey_file,
-            creds_file=self.creds_file,
-            tls_ca_file=self.tls_ca_file,
-            tls_cert_file=self.tls_cert_file,
-            tls_key_file=self.tls_key_file,
+        return replace(
+            super().credentials, curve_key_file=self.curve_key_file, curve_server_key_file=self.curve_server_key_file
         )
 
     @field_validator("url", "resend_url")
@@ -118,7 +128,7 @@ class LogSettings(Section):
     """Entries older than this go, likewise; 0: no limit."""
 
 
-class AgentSettings(Section):
+class AgentSettings(NatsIdentity):
     """A storage agent whose volumes this advisor manages."""
 
     name: Name

@@ -28,7 +28,7 @@ from advisor.turnstile import Turnstile
 from event_plane.schema import Batch, EventType, producer_id
 from storage_agent.config import AgentSettings, load_settings, scan_volumes, was_closed_in_order
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.slab_file import SlotReport
+from storage_agent.inspection import SlotReport
 
 ADVISOR_FILE = "advisor.toml"
 AGENT_FILE = "agent.toml"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from storage_agent.block_header import BlockHeader
 from storage_agent.port import BlockKey
-from storage_agent.slab_format import SlotHeader
 
 FLUSH_INTERVAL_S = 0.5
 FLUSH_BLOCKS = 512
@@ -16,13 +16,13 @@ class AccessFold:
     """
 
     def __init__(self) -> None:
-        self._hits: dict[tuple[str, BlockKey], tuple[SlotHeader, int]] = {}
+        self._hits: dict[tuple[str, BlockKey], tuple[BlockHeader, int]] = {}
         self._first_s = 0.0
 
     def __len__(self) -> int:
         return len(self._hits)
 
-    def add(self, volume: str, header: SlotHeader, now_s: float) -> None:
+    def add(self, volume: str, header: BlockHeader, now_s: float) -> None:
         if not self._hits:
             self._first_s = now_s
         _, hits = self._hits.get((volume, header.key), (header, 0))
@@ -36,7 +36,7 @@ class AccessFold:
             return 0.0
         return max(0.0, self._first_s + FLUSH_INTERVAL_S - now_s)
 
-    def drain(self) -> list[tuple[str, SlotHeader, int]]:
+    def drain(self) -> list[tuple[str, BlockHeader, int]]:
         """All that waits, as (volume, header, hits), first read first."""
         drained = [(volume, header, hits) for (volume, _), (header, hits) in self._hits.items()]
         self._hits.clear()

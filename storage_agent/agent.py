@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from event_plane.transport import Publisher
+from storage_agent.absent_volume import AbsentVolume
 from storage_agent.announcer import Announcer
-from storage_agent.descriptor import VolumeDescriptor, validate
+from storage_agent.block_header import BlockHeader
+from storage_agent.buffers import fill_buffer, require_one_each
+from storage_agent.command_lane import CommandLane
+from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.endpoints import Endpoint
 from storage_agent.errors import VolumeError
-from storage_agent.port import AgentStat, BlockKey, CommandOutcome, Outcome, PutBlock, Result, VolumeStat
-from storage_agent.slab_format import SlotHeader
-from storage_agent.slab_volume import SlabVolume
+from storage_agent.kinds import prepare
+from storage_agent.mending import VolumeMender
+from storage_agent.port import (
+    AgentStat,
+    BlockKey,
+    CommandOutcome,
+    CompactReport,
+    Outcome,
+    PutBlock,
+    Result,
+    ScrubReport,
+    VolumeStat,
+)
+from storage_agent.shards import Shard
+from storage_agent.term_fence import TermFence
+from storage_agent.volume import Volume
+from storage_agent.volume_shelf import VolumeShelf
 
-REMEMBERED_ANSWERS = 4096
-"""Commands whose answers are kept, to answer the same when asked again."""
+MEND_INTERVAL_S = 5.0
 _SEARCHES_MAX = 8
 """Times a get looks again for blocks that moves may have carried past it."""
 
@@ -32,19 +50,33 @@ class StorageAgent:
     on a volume. What happens on the volumes is published through `publisher`, which the caller closes after the agent.
     """
 
-    def __init__(self, name: str, *, publisher: Publisher | None, allowed_roots: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        publisher: Publisher | None,
+        allowed_roots: Sequence[Path],
+        endpoints: Mapping[str, Endpoint] | None = None,
+        mend_interval_s: float = MEND_INTERVAL_S,
+    ) -> None:
+        """Volumes lie inside `allowed_roots` or on `endpoints`, nowhere else.
+
+        Degraded volumes are looked for so often, and opened anew; each waits longer after each time.
+        """
         self.name = name
+        self._endpoints = dict(endpoints or {})
         self._allowed_roots = tuple(allowed_roots)
         self._announcer = Announcer(name, publisher)
-        self._command_lock = threading.Lock()
-        self._answers: OrderedDict[str, CommandOutcome] = OrderedDict()
+        self._terms = TermFence()
+        self._block_commands = CommandLane[CommandOutcome]()
+        self._scrubs = CommandLane[ScrubReport]()
+        self._compactions = CommandLane[CompactReport]()
         self._register_lock = threading.Lock()
         self._has_announced = False
         """Whether anything was, in this life. Guarded by the lock above."""
-        self._idle = threading.Condition()  # guards everything below
-        self._volumes: dict[str, SlabVolume] = {}
-        self._users: dict[str, int] = {}
-        self._closing = False
+        self._shelf = VolumeShelf(name)
+        self._mender = VolumeMender(self._shelf, self._announcer, self._open, self._register_lock, mend_interval_s)
+        self._mender.start()
 
     # Volumes
 
@@ -52,21 +84,29 @@ class StorageAgent:
         """See `StoragePort.register_volume`. The blocks found on the volume are published before this returns."""
         return self.register_volumes([descriptor])[0]
 
-    def register_volumes(self, descriptors: Sequence[VolumeDescriptor]) -> list[VolumeStat]:
+    def register_volumes(
+        self, descriptors: Sequence[VolumeDescriptor], *, absent_ok: bool = False
+    ) -> list[VolumeStat]:
         """Open several volumes, all or none, and tell of them at once. Raises as `register_volume` does.
 
         The first that an agent registers it tells of by a snapshot, which takes the place of what its former life had
-        announced; so register together what belongs together.
+        announced; so register together what belongs together. With `absent_ok` a valid volume that cannot be opened
+        is registered as degraded, and opened when it can be.
         """
+        for descriptor in descriptors:
+            prepare(descriptor, self._allowed_roots, self._endpoints)
         with self._register_lock, ExitStack() as undoing:
-            opened: list[SlabVolume] = []
+            opened: list[Volume] = []
             for descriptor in descriptors:
-                opened.append(self._open(descriptor, [volume.descriptor.id for volume in opened]))
+                if descriptor.id in [volume.descriptor.id for volume in opened]:
+                    raise VolumeError(f"volume {descriptor.id!r} is given twice; leave one out")
+                self._shelf.require_room_for(descriptor.id)
+                opened.append(self._open_or_absent(descriptor) if absent_ok else self._open(descriptor))
                 undoing.callback(opened[-1].close)
+                self._mender.watch(opened[-1])
             undoing.pop_all()
             with self._announcer.ordering:
-                with self._idle:
-                    self._volumes |= {volume.descriptor.id: volume for volume in opened}
+                self._shelf.add(opened)
                 if self._has_announced:
                     for volume in opened:
                         self._announcer.stored(volume.descriptor, volume.live_headers())
@@ -80,50 +120,45 @@ class StorageAgent:
     def announce_snapshot(self) -> None:
         """Publish what all volumes hold, in the place of everything announced so far; nothing once closed."""
         with self._announcer.ordering:
-            with self._idle:
-                if self._closing:
-                    return
-                volumes = list(self._volumes.values())
-            self._announcer.snapshot((volume.descriptor, volume.live_headers()) for volume in volumes)
+            if not self._shelf.is_closing:
+                volumes = self._shelf.volumes()
+                self._announcer.snapshot((volume.descriptor, volume.live_headers()) for volume in volumes)
 
-    def _open(self, descriptor: VolumeDescriptor, opened: Sequence[str]) -> SlabVolume:
-        path = validate(descriptor, self._allowed_roots)
-        if descriptor.kind != "slab":
-            raise VolumeError(f"volume {descriptor.id!r}: kind {descriptor.kind!r} is not known; use 'slab'")
-        with self._idle:
-            if self._closing:
-                raise VolumeError(f"volume {descriptor.id!r}: agent {self.name!r} is closed")
-            if descriptor.id in self._volumes or descriptor.id in opened:
-                raise VolumeError(f"volume {descriptor.id!r} is registered already; unregister it first")
-        return SlabVolume(
-            descriptor,
-            path,
-            on_stored=partial(self._announcer.stored, descriptor),
-            on_freed=partial(self._announcer.freed, descriptor),
-            ordering=self._announcer.ordering,
+    def _open(self, descriptor: VolumeDescriptor) -> Volume:
+        kind, opening = prepare(descriptor, self._allowed_roots, self._endpoints)
+        if kind.is_view:
+            self._announcer.silence(descriptor.id)
+        return kind.open(
+            replace(
+                opening,
+                on_stored=partial(self._announcer.stored, descriptor),
+                on_freed=partial(self._announcer.freed, descriptor),
+                ordering=self._announcer.ordering,
+            )
         )
 
-    def unregister_volume(self, volume: str) -> None:
+    def _open_or_absent(self, descriptor: VolumeDescriptor) -> Volume:
+        try:
+            return self._open(descriptor)
+        except VolumeError as error:
+            return AbsentVolume(descriptor, str(error))
+
+    def unregister_volume(self, volume: str, *, drain_s: float = 0.0) -> None:
         """See `StoragePort.unregister_volume`. A Clear says that nothing is there any more."""
         with self._register_lock:
-            with self._idle:
-                opened = self._volumes.get(volume)
-                if opened is None:
-                    raise VolumeError(f"volume {volume!r} is not registered; this agent has {sorted(self._volumes)}")
-                if self._users.get(volume, 0):
-                    raise VolumeError(f"volume {volume!r} is in use; try again when its gets, puts and moves are done")
-                del self._volumes[volume]
-            opened.close()
-            self._announcer.unregistered(opened.descriptor)
+            taken = self._shelf.take_out(volume, drain_s)
+            taken.close()
+            self._announcer.unregistered(taken.descriptor)
+
+    def resize_volume(self, volume: str, capacity_blocks: int) -> VolumeStat:
+        """Change a volume's capacity while it serves. Raises `VolumeError`, with the capacity as it was."""
+        with self._shelf.use_registered(volume) as opened:
+            return opened.resize(capacity_blocks)
 
     def close(self) -> None:
         """Wait for what is under way, close every volume, send what waits. Blocks stay. Idempotent."""
-        with self._idle:
-            self._closing = True
-            self._idle.wait_for(lambda: not self._users)
-            volumes = list(self._volumes.values())
-            self._volumes.clear()
-        for volume in volumes:
+        self._mender.stop()
+        for volume in self._shelf.close():
             volume.close()
         self._announcer.close()
 
@@ -137,40 +172,55 @@ class StorageAgent:
 
     def stat(self) -> AgentStat:
         """See `AgentPort.stat`."""
-        with self._all_volumes() as volumes:
+        with self._shelf.use_all() as volumes:
             return AgentStat(
                 agent=self.name,
                 producer=self._announcer.producer,
                 epoch=self._announcer.epoch,
-                volumes=[volume.stat() for volume in volumes],
+                volumes=[volume.stat() for volume in volumes if not self._announcer.is_silent(volume.descriptor.id)],
+                views=[volume.stat() for volume in volumes if self._announcer.is_silent(volume.descriptor.id)],
             )
+
+    # For those that move bytes themselves
+
+    def volumes(self) -> list[Volume]:
+        """All that are registered; use one within `use_volume` only."""
+        return self._shelf.volumes()
+
+    def use_volume(self, name: str) -> AbstractContextManager[Volume]:
+        """A volume that stays open meanwhile. Raises `VolumeError` where it is not registered."""
+        return self._shelf.use_registered(name)
+
+    def count_reads(self, volume: VolumeDescriptor, headers: Sequence[BlockHeader]) -> None:
+        """Blocks were read by another process: tell of it as of a get."""
+        self._announcer.accessed(volume, headers)
 
     # Blocks
 
     def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]:
         """See `StoragePort.put`. Raises nothing but a closed publisher's `TransportError`."""
-        with self._volume(volume) as target:
+        with self._shelf.use(volume) as target:
             if target is None:
                 return self._all_failed([block.key for block in blocks], volume)
             return target.put(blocks)
 
-    def get(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> list[Outcome]:
-        """See `StoragePort.get`. A buffer is written only with a whole verified block, at its start.
+    def get(
+        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], wanted: Shard | None = None
+    ) -> list[Outcome]:
+        """See `StoragePort.get`. A buffer is written only with whole verified bytes, at its start.
 
         `corrupt` where every copy was. Raises `ValueError` unless there are as many buffers as keys.
         """
-        if len(keys) != len(buffers):
-            raise ValueError(f"{len(keys)} keys, {len(buffers)} buffers: give one buffer a key")
+        require_one_each(len(keys), len(buffers))
         # The buffer that a fast copy failed to fill may be filled from a slower one.
         outcomes: dict[int, Outcome] = {}
-        with self._all_volumes() as volumes:
+        with self._shelf.use_all() as volumes:
             for _ in range(_SEARCHES_MAX):
                 retired_before = sum(volume.retired_total for volume in volumes)
                 for volume in volumes:
-                    self._get_from(volume, keys, buffers, outcomes)
-                missing = any(index not in outcomes for index in range(len(keys)))
+                    self._get_from(volume, keys, buffers, wanted, outcomes)
                 # A block that moved on between two looks was retired somewhere meanwhile.
-                if not missing or retired_before == sum(volume.retired_total for volume in volumes):
+                if len(outcomes) == len(keys) or retired_before == sum(volume.retired_total for volume in volumes):
                     break
         return [
             outcomes.get(index) or Outcome(key, Result.MISS, reason="no volume holds it")
@@ -179,53 +229,45 @@ class StorageAgent:
 
     def _get_from(
         self,
-        volume: SlabVolume,
+        volume: Volume,
         keys: Sequence[BlockKey],
         buffers: Sequence[memoryview],
+        shard: Shard | None,
         outcomes: dict[int, Outcome],
     ) -> None:
-        wanted = [
-            index
-            for index, key in enumerate(keys)
-            if (index not in outcomes or not outcomes[index].result.ok) and volume.live_header(key) is not None
-        ]
+        wanted = [index for index in range(len(keys)) if index not in outcomes or not outcomes[index].result.ok]
         if not wanted:
             return
 
-        def fill(number: int, header: SlotHeader, payload: memoryview) -> str:
-            buffer = buffers[wanted[number]]
-            if buffer.readonly or not buffer.c_contiguous:
-                return "the buffer is not writable and contiguous"
-            if buffer.nbytes < header.payload_bytes:
-                return f"the buffer has {buffer.nbytes} bytes, the block {header.payload_bytes}"
-            buffer.cast("B")[: header.payload_bytes] = payload
-            return ""
+        def fill(number: int, header: BlockHeader, payload: memoryview) -> str:
+            return fill_buffer(buffers[wanted[number]], payload)
 
-        results = volume.read([keys[index] for index in wanted], fill)
-        hits: list[SlotHeader] = []
+        results = volume.read([keys[index] for index in wanted], fill, shard)
+        hits: list[BlockHeader] = []
         for index, result in zip(wanted, results, strict=True):
             if result.outcome.result is Result.MISS:
-                continue  # it went while we waited for our turn
+                continue
             outcomes[index] = result.outcome
-            if result.outcome.result.ok and result.header is not None:
+            if result.outcome.result is Result.HIT and result.header is not None:
                 hits.append(result.header)
         self._announcer.accessed(volume.descriptor, hits)
 
     # Commands
 
-    def copy(self, command_id: str, keys: Sequence[BlockKey], source: str, target: str) -> CommandOutcome:
+    def copy(
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, term: int = 0
+    ) -> CommandOutcome:
         """See `AgentPort.copy`. `present` for a block that `target` holds already; that copy was verified too."""
-        return self._run_once(command_id, lambda: self._copy(keys, source, target))
+        return self._answer(command_id, term, lambda: self._copy(keys, source, target))
 
-    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey]) -> CommandOutcome:
+    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey], *, term: int = 0) -> CommandOutcome:
         """See `AgentPort.delete`."""
-        return self._run_once(command_id, lambda: self._delete(keys, volume))
+        return self._answer(command_id, term, lambda: self._delete(keys, volume))
 
-    def move(self, keys: Sequence[BlockKey], source: str, target: str, keep: bool) -> CommandOutcome:
-        """Copy blocks, verified, then (unless `keep`) free those on `source` whose copy on `target` is good.
-
-        For callers in this process. At every moment at least one copy can be read.
-        """
+    def move(
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool, term: int = 0
+    ) -> CommandOutcome:
+        """See `AgentPort.move`. At every moment at least one copy can be read."""
 
         def run() -> list[Outcome]:
             outcomes = self._copy(keys, source, target)
@@ -235,31 +277,46 @@ class StorageAgent:
                 outcomes = [kept.get(outcome.key, outcome) for outcome in outcomes]
             return outcomes
 
-        return self._run_once("", run)
+        return self._answer(command_id, term, run)
 
-    def _run_once(self, command_id: str, run: Callable[[], list[Outcome]]) -> CommandOutcome:
-        started = time.monotonic()
-        with self._command_lock:
-            known = self._answers.get(command_id) if command_id else None
-            if known is not None:
-                return known
-            outcomes = run()
-            answer = CommandOutcome(
+    def scrub(self, command_id: str, volume: str) -> ScrubReport:
+        """See `AgentPort.scrub`. Raises `VolumeError`."""
+
+        def carry_out() -> ScrubReport:
+            with self._shelf.use_registered(volume) as opened:
+                report = opened.scrub()
+            self._announcer.flush()
+            return report
+
+        return self._scrubs.run(command_id, carry_out)
+
+    def compact(self, command_id: str, volume: str) -> CompactReport:
+        """See `AgentPort.compact`. Raises `VolumeError`."""
+
+        def carry_out() -> CompactReport:
+            with self._shelf.use_registered(volume) as opened:
+                return CompactReport(opened.compact())
+
+        return self._compactions.run(command_id, carry_out)
+
+    def _answer(self, command_id: str, term: int, run: Callable[[], list[Outcome]]) -> CommandOutcome:
+        def carry_out() -> CommandOutcome:
+            self._terms.require(term)  # a newer one may have come while this waited
+            started = time.monotonic()
+            return CommandOutcome(
                 command_id=command_id,
-                outcomes=outcomes,
+                outcomes=run(),
                 producer=self._announcer.producer,
                 epoch=self._announcer.epoch,
                 sequence=self._announcer.flush(),
                 seconds=time.monotonic() - started,
             )
-            if command_id:
-                self._answers[command_id] = answer
-                while len(self._answers) > REMEMBERED_ANSWERS:
-                    self._answers.popitem(last=False)
-            return answer
+
+        self._terms.require(term)
+        return self._block_commands.run(command_id, carry_out)
 
     def _copy(self, keys: Sequence[BlockKey], source: str, target: str) -> list[Outcome]:
-        with self._volume(source) as from_volume, self._volume(target) as to_volume:
+        with self._shelf.use(source) as from_volume, self._shelf.use(target) as to_volume:
             if from_volume is None:
                 return self._all_failed(keys, source)
             if to_volume is None:
@@ -273,46 +330,15 @@ class StorageAgent:
             return outcomes
 
     def _delete(self, keys: Sequence[BlockKey], volume: str) -> list[Outcome]:
-        with self._volume(volume) as opened:
+        with self._shelf.use(volume) as opened:
             return self._all_failed(keys, volume) if opened is None else opened.delete(keys)
-
-    # Who uses which volume
-
-    @contextmanager
-    def _volume(self, name: str) -> Iterator[SlabVolume | None]:
-        """A volume that stays open meanwhile; None where it is not registered."""
-        with self._use([name]) as volumes:
-            yield volumes[0] if volumes else None
-
-    @contextmanager
-    def _all_volumes(self) -> Iterator[list[SlabVolume]]:
-        """Every volume, the fastest first; they stay open meanwhile."""
-        with self._use(None) as volumes:
-            yield sorted(volumes, key=lambda v: (v.descriptor.speed_rank, v.descriptor.id))
-
-    @contextmanager
-    def _use(self, names: list[str] | None) -> Iterator[list[SlabVolume]]:
-        with self._idle:
-            wanted = list(self._volumes) if names is None else [name for name in names if name in self._volumes]
-            volumes = [self._volumes[name] for name in wanted]
-            for name in wanted:
-                self._users[name] = self._users.get(name, 0) + 1
-        try:
-            yield volumes
-        finally:
-            with self._idle:
-                for name in wanted:
-                    self._users[name] -= 1
-                    if not self._users[name]:
-                        del self._users[name]
-                self._idle.notify_all()
 
     def _all_failed(self, keys: Sequence[BlockKey], volume: str) -> list[Outcome]:
         reason = f"volume {volume!r} is not registered with agent {self.name!r}"
         return [Outcome(key, Result.FAILED, volume, reason=reason) for key in keys]
 
 
-def _copy_batch(keys: Sequence[BlockKey], source: SlabVolume, target: SlabVolume) -> list[Outcome]:
+def _copy_batch(keys: Sequence[BlockKey], source: Volume, target: Volume) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     # The source may be freed on our word, so a copy that is there already is read and checked as a fresh one is.
     present = target.read(keys, lambda number, header, payload: "")
@@ -324,7 +350,7 @@ def _copy_batch(keys: Sequence[BlockKey], source: SlabVolume, target: SlabVolume
     wanted = [index for index in range(len(keys)) if index not in outcomes]
     blocks: dict[int, PutBlock] = {}
 
-    def take(number: int, header: SlotHeader, payload: memoryview) -> str:
+    def take(number: int, header: BlockHeader, payload: memoryview) -> str:
         blocks[wanted[number]] = PutBlock(
             key=header.key,
             namespace=header.namespace,
@@ -332,6 +358,8 @@ def _copy_batch(keys: Sequence[BlockKey], source: SlabVolume, target: SlabVolume
             parent_hash=header.parent_hash,
             depth=header.depth,
             block_tokens=header.block_tokens,
+            span=header.span,
+            layout=header.layout,
         )
         return ""
 

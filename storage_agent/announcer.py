@@ -11,8 +11,8 @@ from event_plane.errors import TransportError
 from event_plane.schema import DEPTH_UNKNOWN, TIER_ALL, EventRecord, EventType, RecordFlag, producer_id
 from event_plane.transport import Publisher
 from storage_agent.access_fold import AccessFold
+from storage_agent.block_header import BlockHeader
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.slab_format import SlotHeader
 
 
 class Announcer:
@@ -32,13 +32,21 @@ class Announcer:
         self._fold = AccessFold()
         self._changed = threading.Condition()
         self._closed = False
+        self._silent: set[str] = set()
         self._tiers: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         if publisher is not None:
             self._thread = threading.Thread(target=self._send_accesses, name=f"accesses-{agent}", daemon=True)
             self._thread.start()
 
-    def snapshot(self, blocks: Iterable[tuple[VolumeDescriptor, Sequence[SlotHeader]]]) -> None:
+    def silence(self, volume: str) -> None:
+        """Another agent owns the volume, and tells of it."""
+        self._silent.add(volume)
+
+    def is_silent(self, volume: str) -> bool:
+        return volume in self._silent
+
+    def snapshot(self, blocks: Iterable[tuple[VolumeDescriptor, Sequence[BlockHeader]]]) -> None:
         """Everything on this agent's volumes; what it had announced and is not among it is gone. Hold `ordering`."""
         if self._publisher is not None:
             now_us = time.time_ns() // 1000
@@ -46,6 +54,7 @@ class Announcer:
                 [
                     _record(EventType.STORE, volume.tier, volume.id, header, now_us, flags=RecordFlag.COPY)
                     for volume, headers in blocks
+                    if volume.id not in self._silent
                     for header in headers
                 ]
             )
@@ -55,26 +64,34 @@ class Announcer:
         if self._publisher is not None:
             self._publisher.serve_snapshots(announce)
 
-    def stored(self, volume: VolumeDescriptor, headers: Sequence[SlotHeader]) -> None:
+    def stored(self, volume: VolumeDescriptor, headers: Sequence[BlockHeader]) -> None:
         self._publish(volume, EventType.STORE, sorted(headers, key=lambda header: header.depth), RecordFlag.COPY)
 
-    def freed(self, volume: VolumeDescriptor, headers: Sequence[SlotHeader]) -> None:
+    def freed(self, volume: VolumeDescriptor, headers: Sequence[BlockHeader]) -> None:
         self.flush_accesses()  # an access of a block comes before its end
         # Children go first; a block of unknown depth has none that we know of.
         order = sorted(headers, key=lambda h: -1 if h.depth == DEPTH_UNKNOWN else h.depth, reverse=True)
         self._publish(volume, EventType.REMOVE, order, RecordFlag(0))
 
+    def reconciled(
+        self, volume: VolumeDescriptor, announced: Sequence[BlockHeader], found: Sequence[BlockHeader]
+    ) -> None:
+        """A volume was opened anew: tell how what it holds differs from what was announced."""
+        before, after = ({header.key for header in headers} for headers in (announced, found))
+        self.freed(volume, [header for header in announced if header.key not in after])
+        self.stored(volume, [header for header in found if header.key not in before])
+
     def unregistered(self, volume: VolumeDescriptor) -> None:
         """Nothing of this agent is on the volume any more."""
-        if self._publisher is not None:
+        if self._publisher is not None and volume.id not in self._silent:
             self.flush_accesses()
             self._publisher.publish(
                 [EventRecord(EventType.CLEAR, TIER_ALL, location=volume.id, timestamp_us=time.time_ns() // 1000)]
             )
 
-    def accessed(self, volume: VolumeDescriptor, headers: Iterable[SlotHeader]) -> None:
+    def accessed(self, volume: VolumeDescriptor, headers: Iterable[BlockHeader]) -> None:
         """Blocks were read. Never waits for the event plane."""
-        if self._publisher is None:
+        if self._publisher is None or volume.id in self._silent:
             return
         now_s = time.monotonic()
         with self._changed:
@@ -117,9 +134,9 @@ class Announcer:
             self.flush()
 
     def _publish(
-        self, volume: VolumeDescriptor, event_type: EventType, headers: Sequence[SlotHeader], flags: RecordFlag
+        self, volume: VolumeDescriptor, event_type: EventType, headers: Sequence[BlockHeader], flags: RecordFlag
     ) -> None:
-        if self._publisher is None or not headers:
+        if self._publisher is None or not headers or volume.id in self._silent:
             return
         now_us = time.time_ns() // 1000
         self._publisher.publish(
@@ -142,7 +159,7 @@ class Announcer:
 
 
 def _record(
-    event_type: EventType, tier: int, volume: str, header: SlotHeader, now_us: int, *, flags: int = 0, hits: int = 0
+    event_type: EventType, tier: int, volume: str, header: BlockHeader, now_us: int, *, flags: int = 0, hits: int = 0
 ) -> EventRecord:
     return EventRecord(
         event_type,

@@ -1,24 +1,20 @@
 """Commands and answers as MessagePack: what `client` and `service` say to each other. Pure.
 
-MessagePack has no integers of 128 bits, so a sequence hash travels as its low and high 64.
+How blocks look in them: `block_wire`. What clients that move bytes say: `data_wire`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
+from storage_agent.block_wire import KeyWire, OutcomeWire, outcome_of_block_from_wire, outcome_of_block_to_wire
+from storage_agent.data_wire import DataReply, DataRequest
 from storage_agent.errors import CommandRefused
-from storage_agent.port import AgentStat, BlockKey, CommandOutcome, Outcome, Result
+from storage_agent.port import AgentStat, CommandOutcome, CompactReport, ScrubReport
 
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
 """Longest message either side takes: about 100,000 block keys."""
 COMMAND_ID_BYTES_MAX = 256
-
-_MASK64 = 0xFFFF_FFFF_FFFF_FFFF
-KeyWire = tuple[int, int, int, int]
-"""Namespace id, group, sequence hash low and high."""
 
 
 class StatRequest(msgspec.Struct, frozen=True, tag="stat"):
@@ -30,20 +26,33 @@ class CopyRequest(msgspec.Struct, frozen=True, tag="copy"):
     keys: list[KeyWire]
     source: str
     target: str
+    term: int = 0
 
 
 class DeleteRequest(msgspec.Struct, frozen=True, tag="delete"):
     command_id: str
     volume: str
     keys: list[KeyWire]
+    term: int = 0
 
 
-class OutcomeWire(msgspec.Struct, frozen=True, array_like=True):
-    key: KeyWire
-    result: Result
+class MoveRequest(msgspec.Struct, frozen=True, tag="move"):
+    command_id: str
+    keys: list[KeyWire]
+    source: str
+    target: str
+    keep: bool
+    term: int = 0
+
+
+class ScrubRequest(msgspec.Struct, frozen=True, tag="scrub"):
+    command_id: str
     volume: str
-    payload_bytes: int
-    reason: str
+
+
+class CompactRequest(msgspec.Struct, frozen=True, tag="compact"):
+    command_id: str
+    volume: str
 
 
 class StatReply(msgspec.Struct, frozen=True, tag="stat"):
@@ -59,12 +68,24 @@ class CommandReply(msgspec.Struct, frozen=True, tag="outcome"):
     seconds: float
 
 
+class ScrubReply(msgspec.Struct, frozen=True, tag="scrubbed"):
+    report: ScrubReport
+
+
+class CompactReply(msgspec.Struct, frozen=True, tag="compacted"):
+    report: CompactReport
+
+
 class RefusedReply(msgspec.Struct, frozen=True, tag="refused"):
+    """`is_stale`: the command's term is over."""
+
     reason: str
+    is_stale: bool = False
 
 
-Request = StatRequest | CopyRequest | DeleteRequest
-Reply = StatReply | CommandReply | RefusedReply
+Command = CopyRequest | DeleteRequest | MoveRequest | ScrubRequest | CompactRequest
+Request = StatRequest | Command | DataRequest
+Reply = StatReply | CommandReply | ScrubReply | CompactReply | RefusedReply | DataReply
 
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -81,7 +102,7 @@ def decode_request(payload: bytes) -> Request:
         request = _REQUESTS.decode(payload)
     except msgspec.MsgspecError as error:
         raise CommandRefused(f"the command cannot be read: {error}") from error
-    if not isinstance(request, StatRequest) and not 0 < len(request.command_id.encode()) <= COMMAND_ID_BYTES_MAX:
+    if isinstance(request, Command) and not 0 < len(request.command_id.encode()) <= COMMAND_ID_BYTES_MAX:
         raise CommandRefused(f"a command id has 1 to {COMMAND_ID_BYTES_MAX} bytes, this has {len(request.command_id)}")
     return request
 
@@ -94,18 +115,10 @@ def decode_reply(payload: bytes) -> Reply:
         raise CommandRefused(f"the answer cannot be read: {error}; is this the command port of an agent?") from error
 
 
-def keys_to_wire(keys: Iterable[BlockKey]) -> list[KeyWire]:
-    return [_key_to_wire(key) for key in keys]
-
-
-def keys_from_wire(keys: Iterable[KeyWire]) -> list[BlockKey]:
-    return [_key_from_wire(key) for key in keys]
-
-
 def outcome_to_wire(outcome: CommandOutcome) -> CommandReply:
     return CommandReply(
         outcome.command_id,
-        [OutcomeWire(_key_to_wire(o.key), o.result, o.volume, o.payload_bytes, o.reason) for o in outcome.outcomes],
+        [outcome_of_block_to_wire(each) for each in outcome.outcomes],
         outcome.producer,
         outcome.epoch,
         outcome.sequence,
@@ -116,18 +129,9 @@ def outcome_to_wire(outcome: CommandOutcome) -> CommandReply:
 def outcome_from_wire(reply: CommandReply) -> CommandOutcome:
     return CommandOutcome(
         reply.command_id,
-        [Outcome(_key_from_wire(o.key), o.result, o.volume, o.payload_bytes, o.reason) for o in reply.outcomes],
+        [outcome_of_block_from_wire(each) for each in reply.outcomes],
         reply.producer,
         reply.epoch,
         reply.sequence,
         reply.seconds,
     )
-
-
-def _key_to_wire(key: BlockKey) -> KeyWire:
-    return key.namespace_id, key.group, key.sequence_hash & _MASK64, key.sequence_hash >> 64
-
-
-def _key_from_wire(key: KeyWire) -> BlockKey:
-    namespace_id, group, low, high = key
-    return BlockKey(namespace_id, group, high << 64 | low)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from event_plane.credentials import NO_CREDENTIALS, Credentials
-from storage_agent.descriptor import VolumeDescriptor, validate
+from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.endpoints import Endpoint
 from storage_agent.errors import ConfigError
-from storage_agent.slab_file import SlotReport, open_slab_read_only
+from storage_agent.inspection import SlotReport
+from storage_agent.kinds import inspect_volume
 
 
 class _VolumeTable(VolumeDescriptor, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +46,7 @@ class _AgentTable(_CredentialKeys, frozen=True, kw_only=True, forbid_unknown_fie
     event_url: str
     allowed_roots: list[str]
     volumes: list[_VolumeTable] = []
+    endpoints: dict[str, Endpoint] = {}
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +62,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_roots: list[Path]
     """Folders that volumes may lie in."""
     volumes: list[VolumeDescriptor] = []
+    endpoints: dict[str, Endpoint] = {}
+    """Object stores that volumes may name."""
 
 
 def load_settings(file: Path) -> AgentSettings:
@@ -75,7 +81,7 @@ def load_settings(file: Path) -> AgentSettings:
 def settings_from_tables(tables: dict[str, object], file: Path) -> AgentSettings:
     """As `load_settings`, from tables that were read from `file` already: an agent inside a larger configuration."""
     try:
-        table = msgspec.convert(tables, _AgentTable)
+        table = msgspec.convert(tables, _AgentTable, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: {error}; correct or remove that key") from error
     folder = file.resolve().parent
@@ -90,9 +96,12 @@ def settings_from_tables(tables: dict[str, object], file: Path) -> AgentSettings
         credentials=table.credentials(folder),
         allowed_roots=[folder / root for root in table.allowed_roots],
         volumes=[
-            VolumeDescriptor(**{**msgspec.structs.asdict(volume), "path": str(folder / volume.path)})
+            VolumeDescriptor(
+                **{**msgspec.structs.asdict(volume), "path": str(folder / volume.path) if volume.path else ""}
+            )
             for volume in table.volumes
         ],
+        endpoints={name: _inside(folder, endpoint) for name, endpoint in table.endpoints.items()},
     )
 
 
@@ -107,17 +116,26 @@ def scan_volumes(settings: AgentSettings) -> Iterator[tuple[VolumeDescriptor, It
 
 def was_closed_in_order(descriptor: VolumeDescriptor, settings: AgentSettings) -> bool:
     """Whether the volume's last opener closed it, so that no put or delete was cut short. Raises as a scan does."""
-    slab = open_slab_read_only(descriptor, validate(descriptor, settings.allowed_roots))
-    try:
-        return slab.session is not None and not slab.session.is_open
-    finally:
-        slab.close()
+    with closing(inspect_volume(descriptor, settings.allowed_roots, settings.endpoints)) as inspection:
+        return inspection.was_closed_in_order
 
 
 def _reports(descriptor: VolumeDescriptor, settings: AgentSettings) -> Iterator[SlotReport]:
-    slab = open_slab_read_only(descriptor, validate(descriptor, settings.allowed_roots))
-    try:
-        for report, _ in slab.scan(check_payloads=True):
-            yield report
-    finally:
-        slab.close()
+    with closing(inspect_volume(descriptor, settings.allowed_roots, settings.endpoints)) as inspection:
+        yield from inspection.reports()
+
+
+def _path(kind: type, value: object) -> Path:
+    """TOML has no paths, and msgspec asks us about those it finds in a struct. Raises `TypeError`."""
+    if kind is not Path or not isinstance(value, str):
+        raise TypeError(f"a path is expected, {value!r} is given")
+    return Path(value)
+
+
+def _inside(folder: Path, endpoint: Endpoint) -> Endpoint:
+    files = {
+        name: folder / file
+        for name in ("access_key_file", "secret_key_file", "credentials_file")
+        if (file := getattr(endpoint, name)) is not None
+    }
+    return msgspec.structs.replace(endpoint, **files)

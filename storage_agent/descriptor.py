@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +15,12 @@ CAPACITY_BLOCKS_MAX = 1 << 31
 BLOCK_BYTES_MAX = 256 * 1024 * 1024
 """Largest block a volume may take. A batch is staged in memory, at least one block at a time."""
 SPEED_RANK_MAX = 0xFFFF
+OPTIONS_MAX = 32
+
+OptionValue = str | int | float | bool | list[Any] | dict[str, Any]
+
+PathUse = Literal["required", "optional", "none"]
+"""Whether volumes of a kind have a file or folder of their own."""
 
 _ID = re.compile(r"[a-z0-9-]{1,64}")
 
@@ -24,7 +30,9 @@ class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     kind: str = "slab"
-    path: str
+    """Name of an entry point of `kvadvisor.volumes`."""
+    path: str = ""
+    """A file or folder of the volume's own; empty for kinds that lie elsewhere."""
     tier: int = 3
     capacity_blocks: int
     block_bytes_max: int
@@ -33,10 +41,14 @@ class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     high_watermark: float = 0.90
     low_watermark: float = 0.75
     when_full: Literal["refuse"] = "refuse"
+    options: dict[str, OptionValue] = {}
+    """The kind's own settings, checked against its type. Never secrets: descriptors are logged and shown."""
 
 
-def validate(descriptor: VolumeDescriptor, allowed_roots: Sequence[Path]) -> Path:
-    """The file that `descriptor` means, absolute and without symbolic links.
+def validate(
+    descriptor: VolumeDescriptor, allowed_roots: Sequence[Path], *, use: PathUse = "required"
+) -> Path | None:
+    """The file or folder that `descriptor` means, absolute and without symbolic links; None where it has none.
 
     Reads the file system to resolve links; changes nothing. Raises `VolumeError` with the field, its value and the
     remedy: an id, number or watermark out of range, or a path that ends up outside every allowed root.
@@ -57,12 +69,20 @@ def validate(descriptor: VolumeDescriptor, allowed_roots: Sequence[Path]) -> Pat
             f"{name}: low_watermark {descriptor.low_watermark} and high_watermark {descriptor.high_watermark} "
             "must satisfy 0 < low < high <= 1; change one of them"
         )
+    if len(descriptor.options) > OPTIONS_MAX:
+        raise VolumeError(f"{name}: {len(descriptor.options)} options are given; {OPTIONS_MAX} are the most")
+    if use == "none" and descriptor.path:
+        raise VolumeError(f"{name}: kind {descriptor.kind!r} takes no path; remove {descriptor.path!r}")
+    if use != "required" and not descriptor.path:
+        return None
     return _resolve_inside(name, descriptor.path, allowed_roots)
 
 
 def _resolve_inside(name: str, path: str, allowed_roots: Sequence[Path]) -> Path:
     if not allowed_roots:
         raise VolumeError(f"{name}: no folder is allowed for volumes; name one in allowed_roots")
+    if not path:
+        raise VolumeError(f"{name}: no path is given; give one inside {', '.join(map(str, allowed_roots))}")
     try:
         resolved = Path(path).resolve()
         roots = [Path(root).resolve() for root in allowed_roots]

@@ -13,8 +13,12 @@ class VolumeError(StorageAgentError):
     """A volume that cannot be registered, opened or closed as asked."""
 
 
-class SlabFormatError(StorageAgentError):
-    """A page of a slab that is not what it should be."""
+class BlockFormatError(StorageAgentError):
+    """A page of a volume that is not what it should be, or facts that no page can hold."""
+
+
+class ShardError(StorageAgentError):
+    """A layout or a split into shards that does not add up, or a slice that cannot be cut from what is stored."""
 
 
 class CorruptBlock(StorageAgentError):
@@ -51,3 +55,11 @@ class AgentUnreachable(StorageAgentError):
 
 class CommandRefused(StorageAgentError):
     """The agent answered that it will not run the command, and why."""
+
+
+class LeaseError(StorageAgentError):
+    """A step on a lease that it does not allow: another client has the shard, or the lease has run out."""
+
+
+class StaleTerm(CommandRefused):
+    """The command is of an older term than one that was carried out: another advisor has taken over."""

@@ -14,6 +14,7 @@ import msgspec
 
 from event_plane.schema import Namespace
 from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.shards import BlockLayout, Shard, ShardSpan
 
 
 class BlockKey(NamedTuple):
@@ -30,6 +31,8 @@ class Result(StrEnum):
     HIT = "hit"
     STORED = "stored"
     PRESENT = "present"
+    PARTIAL = "partial"
+    """A client's shard is durable, but the block is not there until the others are."""
     COPIED = "copied"
     DELETED = "deleted"
     MISS = "miss"
@@ -57,6 +60,10 @@ class PutBlock:
     parent_hash: int = 0
     depth: int = 0xFFFF_FFFF
     block_tokens: int = 0
+    span: ShardSpan | None = None
+    """Which shards `payload` holds, one after another; None where it is not split."""
+    layout: BlockLayout | None = None
+    """Of the whole block; without it no worker of a group of another size can read its slice."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -67,6 +74,16 @@ class Outcome(msgspec.Struct, frozen=True):
     volume: str = ""
     payload_bytes: int = 0
     reason: str = ""
+
+
+class ClassStat(msgspec.Struct, frozen=True):
+    """The slots for blocks of at most `block_bytes`: how many there are, and what they hold."""
+
+    block_bytes: int
+    slots: int
+    blocks: int
+    payload_bytes: int
+    slots_free: int
 
 
 class VolumeStat(msgspec.Struct, frozen=True):
@@ -85,15 +102,33 @@ class VolumeStat(msgspec.Struct, frozen=True):
     """Empty, or why the volume is degraded: a write or read failed since it was opened."""
     corrupt_total: int = 0
     """Blocks found with bytes that were not put; their copies were freed."""
+    classes: list[ClassStat] = []
+    """Where its slots are of several sizes: each of them, the smallest first."""
+
+
+class ScrubReport(msgspec.Struct, frozen=True):
+    """What a scrub found: blocks good, corrupt (freed) and not readable; bytes of the good ones."""
+
+    good: int
+    corrupt: int
+    failed: int
+    payload_bytes: int
+
+
+class CompactReport(msgspec.Struct, frozen=True):
+    """What a compaction gave back to the medium."""
+
+    freed_bytes: int
 
 
 class AgentStat(msgspec.Struct, frozen=True):
-    """An agent and its volumes. `producer` is the id its events carry."""
+    """An agent and its volumes. `producer` is the id its events carry. `views`: volumes of other agents."""
 
     agent: str
     producer: int
     epoch: int
     volumes: list[VolumeStat]
+    views: list[VolumeStat] = []
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):
@@ -111,16 +146,32 @@ class CommandOutcome(msgspec.Struct, frozen=True):
 
 
 class AgentPort(Protocol):
-    """What the advisor may ask of an agent. Idempotent by `command_id`: asked again, it answers as before."""
+    """What the advisor may ask of an agent. Idempotent by `command_id`: asked again, it answers as before.
+
+    `term` is the advisor's, 0 for others: a command of an older one than was heard of is refused by `StaleTerm`.
+    """
 
     def stat(self) -> AgentStat:
         """The agent's volumes now."""
 
-    def copy(self, command_id: str, keys: Sequence[BlockKey], source: str, target: str) -> CommandOutcome:
+    def copy(
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, term: int = 0
+    ) -> CommandOutcome:
         """Copy blocks between two volumes, make them durable, read them back and verify, then serve both copies."""
 
-    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey]) -> CommandOutcome:
+    def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey], *, term: int = 0) -> CommandOutcome:
         """Free the blocks' slots on `volume`. A block that is not there is `miss`."""
+
+    def move(
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool, term: int = 0
+    ) -> CommandOutcome:
+        """Copy blocks as `copy` does; unless `keep`, free those on `source` whose copy on `target` is verified."""
+
+    def scrub(self, command_id: str, volume: str) -> ScrubReport:
+        """Read and verify every block of a volume; what is corrupt is freed and announced."""
+
+    def compact(self, command_id: str, volume: str) -> CompactReport:
+        """Rewrite what is fragmented on a volume."""
 
 
 class StoragePort(AgentPort, Protocol):
@@ -129,11 +180,19 @@ class StoragePort(AgentPort, Protocol):
     def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:
         """Open or create a volume. Raises `VolumeError` with what is wrong and the remedy."""
 
-    def unregister_volume(self, volume: str) -> None:
-        """Close a volume; its file and blocks stay. Raises `VolumeError` while it is in use."""
+    def unregister_volume(self, volume: str, *, drain_s: float = 0.0) -> None:
+        """Close a volume; its file and blocks stay.
+
+        Waits so long for the gets, puts and moves that use it; raises `VolumeError` if they still do.
+        """
 
     def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]:
         """Write blocks; `stored` means durable and readable."""
 
-    def get(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> list[Outcome]:
-        """Read each block from its fastest verified copy into its buffer; anything but `hit` is a miss to recompute."""
+    def get(
+        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], wanted: Shard | None = None
+    ) -> list[Outcome]:
+        """Read each block from its fastest verified copy into its buffer; anything but `hit` is a miss to recompute.
+
+        `wanted`: only that worker's slice, whatever the number of workers that put the block.
+        """

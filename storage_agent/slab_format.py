@@ -1,66 +1,126 @@
-"""The bytes of a slab: one file of a superblock, a session page and equal slots. Pure: no I/O.
+"""The bytes of a slab: one file of four pages and equal slots. Pure: no I/O.
 
-    page 0          superblock, written once
+    page 0          superblock; page 2 is its copy, written after it, so that a torn write leaves one
     page 1          session: who has the slab open, and whether it was closed in order
-    page 2 …        slots; each is a 4 KiB header and room for one payload, rounded up to 4 KiB
+    page 3          intents: the regions of slots that changed since the slot table was saved
+    page 4 …        slots; each is a header page (`block_header`) and room for one payload, rounded up to 4 KiB.
+                    Slots of several sizes lie class by class, the smallest first, numbered through
 
-Everything is little-endian. A page ends in the XXH3-64 of all its bytes before, so a flipped bit anywhere is seen.
-A slot whose header page is all zero is free. A slot is live when its header is whole and says this slot's number, and
-the payload's XXH3-64 is the header's.
+Everything is little-endian and every page sealed. A slot whose header page is all zero is free. A slot is live when its
+header is whole and says this slot's number and this slab's mark, and the payload has the header's checksums.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 
-import msgspec
-import xxhash
+import numpy as np
+import numpy.typing as npt
 
-from event_plane.schema import Namespace
-from storage_agent.errors import CorruptBlock, SlabFormatError
-from storage_agent.port import BlockKey
+from storage_agent.block_header import BODY_BYTES, PAGE_BYTES, open_seal, page_ceiling, seal
+from storage_agent.errors import BlockFormatError
+from storage_agent.slot_classes import CLASSES_MAX, SlotClass, SlotClasses, SlotsByClass
 
-PAGE_BYTES = 4096
-FORMAT_VERSION = 1
-SLOTS_OFFSET = 2 * PAGE_BYTES
-ZERO_PAGE = bytes(PAGE_BYTES)
-
-_MASK64 = 0xFFFF_FFFF_FFFF_FFFF
-_CHECKSUM = struct.Struct("<Q")
-_BODY_BYTES = PAGE_BYTES - _CHECKSUM.size
+FORMAT_VERSION = 2
+SUPERBLOCK_OFFSETS = (0, 2 * PAGE_BYTES)
+SESSION_OFFSET = PAGE_BYTES
+INTENTS_OFFSET = 3 * PAGE_BYTES
+SLOTS_OFFSET = 4 * PAGE_BYTES
+HOST_BYTES_MAX = 255
 
 _SUPERBLOCK_MAGIC = b"KVASLAB\0"
-_SUPERBLOCK = struct.Struct("<8sIIQQQB64s")  # magic, version, reserved, slot bytes, capacity, block max, id length, id
+_VERSION = struct.Struct("<8sI")
+# magic, version, id length, edition, mark, slot bytes, capacity, block max, id; then the count of classes, 0 where all
+# slots are equal, and each class
+_SUPERBLOCK = struct.Struct("<8sIIQQQQQ64s")
+_CLASS_COUNT = struct.Struct("<Q")
+_CLASS = struct.Struct("<QQ")  # block bytes, blocks
 _SESSION_MAGIC = b"KVASESS\0"
-_SESSION = struct.Struct("<8sIIQQ")  # magic, version, open, pid, next generation
-_SLOT_MAGIC = b"KVASLOT\0"
-# magic, version, group, namespace id, hash lo, hi, parent lo, hi, depth, tokens, payload bytes, payload checksum,
-# generation, slot, namespace length
-_SLOT = struct.Struct("<8sIB3xQQQQQIH2xQQQQI")
-NAMESPACE_BYTES_MAX = _BODY_BYTES - _SLOT.size
-"""Longest MessagePack of a namespace that a slot header has room for."""
+_SESSION = struct.Struct("<8sIIQQI")  # magic, version, open, pid, next generation, host length
+_INTENTS_MAGIC = b"KVAINTT\0"
+_INTENTS = struct.Struct("<8sIIQQ")  # magic, version, slots a region, the saved table's mark, the next one's
+_REGIONS_MAX = (BODY_BYTES - _INTENTS.size) * 8
+_REGION_SLOTS_MIN = 256
+
+NO_TABLE = 0
+"""Mark of the table of a slab that is new: every slot is free."""
+
+Regions = npt.NDArray[np.bool_]
+"""One flag for each region: its slots may differ from the saved table."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRun:
+    """Slots `first` to `end`, for blocks of at most `block_bytes`, from byte `offset` of the file on."""
+
+    first: int
+    end: int
+    block_bytes: int
+    offset: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """With the slot's header."""
+        return PAGE_BYTES + page_ceiling(self.block_bytes)
+
+    @property
+    def end_offset(self) -> int:
+        return self.offset + (self.end - self.first) * self.slot_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """What a slab is. `slot_bytes` includes the slot's header."""
+    """What a slab is. `mark` is drawn when it is made: no two slabs share it. `edition` rises with each change of
+    capacity. `classes`: all its slots, by size, where they are not equal.
+    """
 
     volume_id: str
     capacity_blocks: int
     block_bytes_max: int
+    mark: int = 0
+    edition: int = 1
+    classes: SlotClasses = ()
+    runs: tuple[SlotRun, ...] = field(init=False, compare=False, repr=False)
+    """Neighbouring slots of one size, all of them in order."""
+    _by_class: SlotsByClass = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        classes = self.classes or (SlotClass(self.block_bytes_max, self.capacity_blocks),)
+        runs: list[SlotRun] = []
+        first, offset = 0, SLOTS_OFFSET
+        for each in classes:
+            run = SlotRun(first, first + each.blocks, each.block_bytes, offset)
+            runs.append(run)
+            first, offset = run.end, run.end_offset
+        object.__setattr__(self, "runs", tuple(runs))
+        object.__setattr__(self, "_by_class", SlotsByClass(classes))
 
     @property
     def slot_bytes(self) -> int:
-        return PAGE_BYTES + page_ceiling(self.block_bytes_max)
+        """Of a slot of the largest class, with its header."""
+        return self.runs[-1].slot_bytes
 
     @property
     def file_bytes(self) -> int:
-        return SLOTS_OFFSET + self.capacity_blocks * self.slot_bytes
+        return self.runs[-1].end_offset
 
     def slot_offset(self, slot: int) -> int:
-        return SLOTS_OFFSET + slot * self.slot_bytes
+        run = self.runs[self._by_class.number(slot)]
+        return run.offset + (slot - run.first) * run.slot_bytes
+
+    @property
+    def region_slots(self) -> int:
+        """Slots that one intent stands for."""
+        return max(_REGION_SLOTS_MIN, -(-self.capacity_blocks // _REGIONS_MAX))
+
+    @property
+    def regions(self) -> int:
+        return -(-self.capacity_blocks // self.region_slots)
+
+    def resized(self, capacity_blocks: int) -> Superblock:
+        """Of equal slots only."""
+        return replace(self, capacity_blocks=capacity_blocks, edition=self.edition + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,161 +130,90 @@ class Session:
     is_open: bool
     pid: int
     generation_next: int
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class SlotHeader:
-    """What a slot holds. `generation` rises with every put into the volume; sizes in bytes."""
+class Intents:
+    """The regions that changed since the slot table with mark `table` was saved.
 
-    slot: int
-    key: BlockKey
-    namespace: Namespace
-    parent_hash: int
-    depth: int
-    block_tokens: int
-    payload_bytes: int
-    payload_checksum: int
-    generation: int
+    A save that a crash cut short may have left the table of mark `table_next`; it differs in these regions only.
+    """
 
-
-def page_ceiling(size_bytes: int) -> int:
-    """`size_bytes` rounded up to whole pages."""
-    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
-
-
-def payload_checksum(payload: memoryview | bytes) -> int:
-    return xxhash.xxh3_64_intdigest(payload)
+    table: int
+    table_next: int
+    region_slots: int
+    changed: Regions
 
 
 def pack_superblock(superblock: Superblock) -> bytes:
     name = superblock.volume_id.encode()
-    return _seal(
+    return seal(
         _SUPERBLOCK.pack(
-            _SUPERBLOCK_MAGIC, FORMAT_VERSION, 0, superblock.slot_bytes, superblock.capacity_blocks,
-            superblock.block_bytes_max, len(name), name,
+            _SUPERBLOCK_MAGIC, FORMAT_VERSION, len(name), superblock.edition, superblock.mark, superblock.slot_bytes,
+            superblock.capacity_blocks, superblock.block_bytes_max, name,
         )
+        + _CLASS_COUNT.pack(len(superblock.classes))
+        + b"".join(_CLASS.pack(each.block_bytes, each.blocks) for each in superblock.classes)
     )  # fmt: skip
 
 
 def unpack_superblock(page: bytes) -> Superblock:
-    """Raises `SlabFormatError` if `page` is no superblock of this version."""
-    body = _open_seal(page, _SUPERBLOCK_MAGIC, "superblock")
-    _, version, _, slot_bytes, capacity, block_bytes_max, name_bytes, name = _SUPERBLOCK.unpack_from(body)
+    """Raises `BlockFormatError` if `page` is no superblock of this version."""
+    body = open_seal(page, _SUPERBLOCK_MAGIC, "superblock")
+    _, version = _VERSION.unpack_from(body)
     if version != FORMAT_VERSION:
-        raise SlabFormatError(f"slab format {version} is not {FORMAT_VERSION}; use the version that made the file")
-    superblock = Superblock(name[:name_bytes].decode(), capacity, block_bytes_max)
+        raise BlockFormatError(
+            f"it has slab format {version}, this version reads {FORMAT_VERSION}; its blocks can be computed again: "
+            "remove the file to have it made anew, or use the version of kvadvisor that made it"
+        )
+    _, _, name_bytes, edition, mark, slot_bytes, capacity, block_bytes_max, name = _SUPERBLOCK.unpack_from(body)
+    classes = _unpack_classes(body, capacity)
+    superblock = Superblock(name[:name_bytes].decode(), capacity, block_bytes_max, mark, edition, classes)
     if superblock.slot_bytes != slot_bytes:
-        raise SlabFormatError(f"superblock says {slot_bytes} bytes a slot for blocks of {block_bytes_max}")
+        raise BlockFormatError(f"superblock says {slot_bytes} bytes a slot for blocks of {block_bytes_max}")
     return superblock
 
 
+def _unpack_classes(body: bytes, capacity: int) -> SlotClasses:
+    (count,) = _CLASS_COUNT.unpack_from(body, _SUPERBLOCK.size)
+    if count > CLASSES_MAX:
+        raise BlockFormatError(f"superblock says {count} classes of slots, {CLASSES_MAX} are the most")
+    start = _SUPERBLOCK.size + _CLASS_COUNT.size
+    classes = tuple(SlotClass(*facts) for facts in _CLASS.iter_unpack(body[start : start + count * _CLASS.size]))
+    if classes and sum(each.blocks for each in classes) != capacity:
+        raise BlockFormatError(f"superblock says {capacity} slots, and other numbers of its classes: {classes}")
+    return classes
+
+
 def pack_session(session: Session) -> bytes:
-    return _seal(
-        _SESSION.pack(_SESSION_MAGIC, FORMAT_VERSION, session.is_open, session.pid, session.generation_next)
+    host = session.host.encode()[:HOST_BYTES_MAX]
+    facts = _SESSION.pack(
+        _SESSION_MAGIC, FORMAT_VERSION, session.is_open, session.pid, session.generation_next, len(host)
     )
+    return seal(facts + host)
 
 
 def unpack_session(page: bytes) -> Session:
-    """Raises `SlabFormatError` if `page` is no whole session page."""
-    _, _, is_open, pid, generation_next = _SESSION.unpack_from(_open_seal(page, _SESSION_MAGIC, "session page"))
-    return Session(bool(is_open), pid, generation_next)
+    """Raises `BlockFormatError` if `page` is no whole session page."""
+    body = open_seal(page, _SESSION_MAGIC, "session page")
+    _, _, is_open, pid, generation_next, host_bytes = _SESSION.unpack_from(body)
+    host = body[_SESSION.size : _SESSION.size + min(host_bytes, HOST_BYTES_MAX)]
+    return Session(bool(is_open), pid, generation_next, host.decode(errors="replace"))
 
 
-def pack_slot_header(header: SlotHeader) -> bytes:
-    """One page. Raises `SlabFormatError` where the namespace is too long for it, or a number."""
-    namespace = _encode_namespace(header.namespace)
-    if len(namespace) > NAMESPACE_BYTES_MAX:
-        raise SlabFormatError(
-            f"the namespace takes {len(namespace)} bytes, a slot header has room for {NAMESPACE_BYTES_MAX}; shorten it"
-        )
-    key = header.key
-    try:
-        facts = _SLOT.pack(
-            _SLOT_MAGIC, FORMAT_VERSION, key.group, key.namespace_id,
-            key.sequence_hash & _MASK64, key.sequence_hash >> 64,
-            header.parent_hash & _MASK64, header.parent_hash >> 64,
-            header.depth, header.block_tokens, header.payload_bytes, header.payload_checksum,
-            header.generation, header.slot, len(namespace),
-        )  # fmt: skip
-    except struct.error as error:
-        raise SlabFormatError(f"{key}, depth {header.depth} or {header.block_tokens} tokens: {error}") from error
-    return _seal(facts + namespace)
-
-
-def unpack_slot_header(page: bytes, slot: int) -> SlotHeader | None:
-    """What `page`, the header of slot number `slot`, says; None where the slot is free.
-
-    Raises `SlabFormatError` where it is neither: torn, damaged, or of another slot.
-    """
-    if page == ZERO_PAGE:
-        return None
-    body = _open_seal(page, _SLOT_MAGIC, f"header of slot {slot}")
-    (
-        _, version, group, namespace_id, hash_lo, hash_hi, parent_lo, parent_hi,
-        depth, block_tokens, payload_bytes, checksum, generation, written_slot, namespace_bytes,
-    ) = _SLOT.unpack_from(body)  # fmt: skip
-    if version != FORMAT_VERSION:
-        raise SlabFormatError(f"header of slot {slot} has format {version}, not {FORMAT_VERSION}")
-    if written_slot != slot:
-        raise SlabFormatError(f"header of slot {slot} was written for slot {written_slot}")
-    return SlotHeader(
-        slot=slot,
-        key=BlockKey(namespace_id, group, hash_hi << 64 | hash_lo),
-        namespace=_decode_namespace(body[_SLOT.size : _SLOT.size + namespace_bytes]),
-        parent_hash=parent_hi << 64 | parent_lo,
-        depth=depth,
-        block_tokens=block_tokens,
-        payload_bytes=payload_bytes,
-        payload_checksum=checksum,
-        generation=generation,
+def pack_intents(intents: Intents) -> bytes:
+    facts = _INTENTS.pack(
+        _INTENTS_MAGIC, FORMAT_VERSION, intents.region_slots, intents.table, intents.table_next
     )
+    return seal(facts + np.packbits(intents.changed, bitorder="little").tobytes())
 
 
-def check_slot(page: bytes, payload: memoryview, expected: SlotHeader) -> None:
-    """Raises `CorruptBlock` unless `page` and `payload`, read from a slot, are what `expected` says was put there."""
-    try:
-        found = unpack_slot_header(page, expected.slot)
-    except SlabFormatError as error:
-        raise CorruptBlock(str(error)) from error
-    if found is None:
-        raise CorruptBlock(f"slot {expected.slot} is empty, block {expected.key.sequence_hash:032x} was put there")
-    if found != expected:
-        raise CorruptBlock(
-            f"slot {expected.slot} holds generation {found.generation} of block {found.key.sequence_hash:032x}, "
-            f"not generation {expected.generation} of {expected.key.sequence_hash:032x}"
-        )
-    checksum = payload_checksum(payload)
-    if checksum != expected.payload_checksum:
-        raise CorruptBlock(
-            f"slot {expected.slot}: the payload of block {expected.key.sequence_hash:032x} has checksum "
-            f"{checksum:016x}, {expected.payload_checksum:016x} was put"
-        )
-
-
-def _seal(body: bytes) -> bytes:
-    padded = body.ljust(_BODY_BYTES, b"\0")
-    return padded + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(padded))
-
-
-def _open_seal(page: bytes, magic: bytes, what: str) -> bytes:
-    if len(page) != PAGE_BYTES or not page.startswith(magic):
-        raise SlabFormatError(f"the {what} does not start with {magic!r}")
-    body = page[:_BODY_BYTES]
-    (stored,) = _CHECKSUM.unpack_from(page, _BODY_BYTES)
-    computed = xxhash.xxh3_64_intdigest(body)
-    if stored != computed:
-        raise SlabFormatError(f"the {what} has checksum {computed:016x}, {stored:016x} is written in it")
-    return body
-
-
-@lru_cache(maxsize=4096)
-def _encode_namespace(namespace: Namespace) -> bytes:
-    return msgspec.msgpack.encode(namespace)
-
-
-@lru_cache(maxsize=4096)
-def _decode_namespace(packed: bytes) -> Namespace:
-    try:
-        return msgspec.msgpack.decode(packed, type=Namespace)
-    except msgspec.MsgspecError as error:
-        raise SlabFormatError(f"a slot header's namespace cannot be read: {error}") from error
+def unpack_intents(page: bytes, superblock: Superblock) -> Intents:
+    """Raises `BlockFormatError` if `page` is no whole page of intents for a slab of this size."""
+    body = open_seal(page, _INTENTS_MAGIC, "page of intents")
+    _, _, region_slots, table, table_next = _INTENTS.unpack_from(body)
+    if region_slots != superblock.region_slots:
+        raise BlockFormatError(f"intents of {region_slots} slots a region are not of this slab")
+    bits = np.unpackbits(np.frombuffer(body, dtype=np.uint8, offset=_INTENTS.size), bitorder="little")
+    return Intents(table, table_next, region_slots, bits[: superblock.regions].astype(np.bool_))

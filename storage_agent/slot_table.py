@@ -1,4 +1,4 @@
-"""Which slot holds which block: the table of one slab, in memory. Pure, and used under its owner's lock.
+"""Which slot holds which block: the table of one volume, in memory. Pure, and used under its owner's lock.
 
 A slot is always in exactly one state. `FREEING` lasts from the moment a block is no longer served until its header on
 the volume is erased; its key stays reserved meanwhile, so that a block is never twice on a volume.
@@ -11,9 +11,13 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from storage_agent.errors import SlotStateError
-from storage_agent.port import BlockKey
-from storage_agent.slab_format import SlotHeader
+import numpy as np
+
+from storage_agent.block_header import BlockHeader, pack_key
+from storage_agent.errors import BlockFormatError, SlotStateError
+from storage_agent.port import BlockKey, ClassStat
+from storage_agent.slot_classes import SlotClasses, SlotsByClass
+from storage_agent.slot_rows import SlotRows
 
 
 class SlotState(StrEnum):
@@ -53,61 +57,117 @@ class Refusal(StrEnum):
     FULL = "full"
 
 
+_STATES = tuple(SlotState)
+_FREE, _WRITING, _LIVE, _FREEING = range(len(_STATES))
+_STEPS = {
+    (_STATES.index(state), trigger): _STATES.index(target)
+    for state, steps in TRANSITIONS.items()
+    for trigger, target in steps.items()
+}
+
+
 class SlotTable:
-    """States, keys and pins of `capacity` slots. Not thread-safe: its owner holds a lock around every call.
+    """States, keys and pins of `rows`'s slots, live where they hold something. Not thread-safe: its owner holds a lock
+    around every call.
 
     Slots freed longest ago are reused first. Raises `SlotStateError` for a step that `TRANSITIONS` does not allow.
     """
 
-    def __init__(self, capacity: int, recovered: list[SlotHeader], generation_next: int) -> None:
-        self._states: list[SlotState] = [SlotState.FREE] * capacity
-        self._headers: dict[int, SlotHeader] = {}
-        self._keys: dict[BlockKey, int] = {}
+    def __init__(self, recovered: SlotRows, generation_next: int, classes: SlotClasses = ()) -> None:
+        """Takes `recovered` over; `classes` are of all its slots. Raises `SlotStateError` where a block is in it twice.
+        """
+        self._rows = recovered
+        live = recovered.live_slots()
+        live_slots = live.tolist()
+        states = np.full(len(recovered), _FREE, dtype=np.uint8)
+        states[live] = _LIVE
+        self._states = bytearray(states.data)
+        self._keys: dict[bytes, int] = dict(zip(recovered.packed_keys(live), live_slots, strict=True))
+        if len(self._keys) != len(live_slots):
+            raise SlotStateError(f"{len(live_slots) - len(self._keys)} blocks were recovered twice")
         self._pins: dict[int, int] = {}
-        self._writing_keys: dict[int, BlockKey] = {}
-        self._freeing: set[int] = set()
-        self.generation_next = generation_next
+        self._writing_keys: dict[int, bytes | None] = {}
+        """Slots being written, by the key that they are reserved for; None for a copy of a block that is here."""
+        self._freeing: dict[int, bytes | None] = {}
+        """Slots being freed, by the key that stays reserved; None where the block goes on in another slot."""
+        newest = int(recovered.rows["generation"].max(initial=0))
+        self.generation_next = max(generation_next, newest + 1)
         self.retired_total = 0
         """Blocks ever taken out of service; a search over volumes that saw it unchanged missed nothing."""
-        for header in recovered:
-            if header.key in self._keys or self._states[header.slot] is not SlotState.FREE:
-                raise SlotStateError(f"slot {header.slot}: block {header.key} or the slot was recovered twice")
-            self._states[header.slot] = SlotState.LIVE
-            self._headers[header.slot] = header
-            self._keys[header.key] = header.slot
-            self.generation_next = max(self.generation_next, header.generation + 1)
-        self._free = deque(slot for slot, state in enumerate(self._states) if state is SlotState.FREE)
+        self._limit = len(recovered)
+        self._live_count = len(live_slots)
+        self.classes = classes
+        self._by_class = SlotsByClass(classes)
+        self._free: list[deque[int]] = self._free_slots()
+        """By class; of equal slots there is one."""
 
-    def reserve(self, key: BlockKey) -> Reservation | Refusal:
-        """Take a free slot for a put of `key`."""
-        held = self._keys.get(key)
+    @property
+    def capacity(self) -> int:
+        return len(self._states)
+
+    # Put
+
+    def reserve(self, key: BlockKey, payload_bytes: int) -> Reservation | Refusal:
+        """Take a free slot for a put of `key`: of the smallest class with one that `payload_bytes` fit in.
+
+        Raises `BlockFormatError` where it is no key.
+        """
+        packed = pack_key(key)
+        held = self._keys.get(packed)
         if held is not None:
-            return Refusal.PRESENT if self._states[held] is SlotState.LIVE else Refusal.BUSY
-        if not self._free:
+            return Refusal.PRESENT if self._states[held] == _LIVE else Refusal.BUSY
+        free = self._free_for(payload_bytes)
+        if not free:
             return Refusal.FULL
-        slot = self._free.popleft()
-        self._step(slot, SlotTrigger.RESERVE)
-        self._keys[key] = slot
-        self._writing_keys[slot] = key
-        generation = self.generation_next
-        self.generation_next += 1
-        return Reservation(slot, generation)
+        reserved = self._reserve_slot(packed, free)
+        self._keys[packed] = reserved.slot
+        return reserved
 
-    def publish(self, header: SlotHeader) -> None:
+    def reserve_copy(self) -> Reservation | None:
+        """Take a free slot for a block that is in another slot; None where none is free. Of equal slots only."""
+        return self._reserve_slot(None, self._free[0]) if self._free[0] else None
+
+    def hold(self, slot: int) -> bool:
+        """Keep a free slot from being reserved, until `abandon`. False where it is not free."""
+        if slot >= self._limit or self._states[slot] != _FREE:
+            return False
+        self._free[self._class_number(slot)].remove(slot)
+        self._step(slot, SlotTrigger.RESERVE)
+        self._writing_keys[slot] = None
+        return True
+
+    def publish(self, header: BlockHeader) -> None:
         """The put is durable: serve it."""
-        if self._writing_keys.get(header.slot) != header.key:
+        if self._writing_keys.get(header.slot) != pack_key(header.key):
             raise SlotStateError(f"slot {header.slot} was not reserved for block {header.key}")
-        self._step(header.slot, SlotTrigger.PUBLISH)
-        del self._writing_keys[header.slot]
-        self._headers[header.slot] = header
+        self._serve(header)
+        self._live_count += 1
 
     def abandon(self, slot: int) -> None:
         """The put failed and left nothing on the volume."""
         self._step(slot, SlotTrigger.ABANDON)
-        del self._keys[self._writing_keys.pop(slot)]
-        self._free.append(slot)
+        packed = self._writing_keys.pop(slot)
+        if packed is not None:
+            del self._keys[packed]
+        self._give_back(slot)
 
-    def pin(self, key: BlockKey) -> SlotHeader | None:
+    def switch(self, old: BlockHeader, copy: BlockHeader) -> bool:
+        """Serve a block from its durable copy in a slot of `reserve_copy`; the old slot is being freed from now on.
+
+        False where the block went meanwhile: nothing was changed, and the copy must be abandoned.
+        """
+        packed = pack_key(old.key)
+        if self.live(old.key) != old:
+            return False
+        self._step(old.slot, SlotTrigger.RETIRE)
+        self._freeing[old.slot] = None
+        self._serve(copy)
+        self._keys[packed] = copy.slot
+        return True
+
+    # Read
+
+    def pin(self, key: BlockKey) -> BlockHeader | None:
         """The live slot of `key`, held in place until `unpin`; None where there is none."""
         header = self.live(key)
         if header is not None:
@@ -126,61 +186,167 @@ class SlotTable:
     def is_pinned(self, slot: int) -> bool:
         return slot in self._pins
 
-    def retire(self, key: BlockKey) -> SlotHeader | Refusal | None:
+    # Delete
+
+    def retire(self, key: BlockKey) -> BlockHeader | Refusal | None:
         """Stop serving `key`. Readers that pinned it may go on; its slot is reused only after `release`.
 
         None where there is no such block, `BUSY` where a put or delete of it is under way.
         """
-        slot = self._keys.get(key)
+        packed = _packed_or_none(key)
+        slot = self._keys.get(packed) if packed is not None else None
         if slot is None:
             return None
-        if self._states[slot] is not SlotState.LIVE:
+        if self._states[slot] != _LIVE:
             return Refusal.BUSY
         self._step(slot, SlotTrigger.RETIRE)
-        self._freeing.add(slot)
+        self._freeing[slot] = packed
+        self._live_count -= 1
         self.retired_total += 1
-        return self._headers[slot]
+        return self._rows.header(slot)
 
     def restore(self, slot: int) -> None:
         """Erasing the header failed, so the block is still there: serve it again."""
+        if self._freeing.get(slot) is None:
+            raise SlotStateError(f"slot {slot} is not being freed, or its block goes on in another")
         self._step(slot, SlotTrigger.RESTORE)
-        self._freeing.remove(slot)
+        del self._freeing[slot]
+        self._live_count += 1
 
     def release(self, slot: int) -> None:
         """The header is erased: the slot may be reused."""
         if self.is_pinned(slot):
             raise SlotStateError(f"slot {slot} is still being read; wait for its readers")
         self._step(slot, SlotTrigger.RELEASE)
-        self._freeing.remove(slot)
-        del self._keys[self._headers.pop(slot).key]
-        self._free.append(slot)
+        packed = self._freeing.pop(slot)
+        if packed is not None:
+            del self._keys[packed]
+        self._rows.clear(slot)
+        self._give_back(slot)
 
-    def live(self, key: BlockKey) -> SlotHeader | None:
-        slot = self._keys.get(key)
-        return self._headers[slot] if slot is not None and self._states[slot] is SlotState.LIVE else None
+    # Capacity
 
-    def live_headers(self) -> Iterator[SlotHeader]:
-        return (header for slot, header in self._headers.items() if self._states[slot] is SlotState.LIVE)
+    def grow(self, capacity: int) -> None:
+        """Slots up to `capacity` may be used from now on. Of equal slots only, as all of these."""
+        first = len(self._states)
+        self._rows.resize(capacity)
+        self._states.extend(bytes(capacity - first))
+        self._free[0].extend(range(first, capacity))
+        self._limit = capacity
+
+    def limit(self, capacity: int) -> list[BlockHeader]:
+        """No slot from `capacity` on is reserved any more. The blocks that are still there."""
+        self._limit = capacity
+        self._free = self._free_slots()
+        return [self._rows.header(s) for s in range(capacity, len(self._states)) if self._states[s] == _LIVE]
+
+    @property
+    def is_empty_past_limit(self) -> bool:
+        return not any(self._states[self._limit :])
+
+    def shrink(self) -> None:
+        """Drop the slots from the limit on. Raises `SlotStateError` while one of them is not free."""
+        if not self.is_empty_past_limit:
+            raise SlotStateError(f"a slot from {self._limit} on is not free; empty it first")
+        del self._states[self._limit :]
+        self._rows.resize(self._limit)
+
+    def unlimit(self) -> None:
+        """Take back a limit: every slot may be used."""
+        self.limit(len(self._states))
+
+    # What is there
+
+    def live(self, key: BlockKey) -> BlockHeader | None:
+        try:
+            slot = self._keys.get(pack_key(key))
+        except BlockFormatError:
+            return None  # nothing is held under what is no key
+        return self._rows.header(slot, key) if slot is not None and self._states[slot] == _LIVE else None
+
+    def live_headers(self) -> Iterator[BlockHeader]:
+        """Do not change the table meanwhile."""
+        return (self._rows.header(slot) for slot, state in enumerate(self._states) if state == _LIVE)
 
     def state(self, slot: int) -> SlotState:
-        return self._states[slot]
+        return _STATES[self._states[slot]]
+
+    def settled_rows(self) -> tuple[SlotRows, list[int]]:
+        """A copy of the rows, and the slots that are being written or freed: of these the volume alone can tell."""
+        return self._rows.copy(), [*self._writing_keys, *self._freeing]
 
     @property
     def free_count(self) -> int:
-        return len(self._free)
+        return sum(map(len, self._free))
 
     @property
     def live_count(self) -> int:
-        return len(self._headers) - len(self._freeing)
+        return self._live_count
 
     @property
     def is_settled(self) -> bool:
         """No put, delete or read is under way, and none was left in doubt."""
         return not (self._pins or self._writing_keys or self._freeing)
 
+    def class_stats(self) -> list[ClassStat]:
+        """What the slots of each class hold; none of equal slots."""
+        stats: list[ClassStat] = []
+        if not self.classes:
+            return stats
+        is_live = np.frombuffer(bytes(self._states), dtype=np.uint8) == _LIVE
+        for each, free, first in zip(self.classes, self._free, self._by_class.firsts, strict=True):
+            part = slice(first, first + each.blocks)
+            payload_bytes = int(self._rows.rows["payload_bytes"][part][is_live[part]].sum(dtype=np.uint64))
+            blocks = int(np.count_nonzero(is_live[part]))
+            stats.append(ClassStat(each.block_bytes, each.blocks, blocks, payload_bytes, len(free)))
+        return stats
+
+    def _free_slots(self) -> list[deque[int]]:
+        is_free = np.frombuffer(bytes(self._states[: self._limit]), dtype=np.uint8) == _FREE
+        starts = self._by_class.firsts or [0]
+        ends = self._by_class.ends or [self._limit]
+        return [
+            deque((np.flatnonzero(is_free[first:end]) + first).tolist())
+            for first, end in zip(starts, ends, strict=True)
+        ]
+
+    def _free_for(self, payload_bytes: int) -> deque[int]:
+        """The free slots to take one from; empty where none is left that is large enough."""
+        if not self.classes:
+            return self._free[0]
+        large_enough = (f for c, f in zip(self.classes, self._free, strict=True) if payload_bytes <= c.block_bytes)
+        return next(filter(None, large_enough), deque())
+
+    def _class_number(self, slot: int) -> int:
+        return self._by_class.number(slot) if self.classes else 0
+
+    def _reserve_slot(self, packed: bytes | None, free: deque[int]) -> Reservation:
+        slot = free.popleft()
+        self._step(slot, SlotTrigger.RESERVE)
+        self._writing_keys[slot] = packed
+        generation = self.generation_next
+        self.generation_next += 1
+        return Reservation(slot, generation)
+
+    def _serve(self, header: BlockHeader) -> None:
+        self._step(header.slot, SlotTrigger.PUBLISH)
+        del self._writing_keys[header.slot]
+        self._rows.set(header)
+
+    def _give_back(self, slot: int) -> None:
+        if slot < self._limit:
+            self._free[self._class_number(slot)].append(slot)
+
     def _step(self, slot: int, trigger: SlotTrigger) -> None:
         state = self._states[slot]
-        target = TRANSITIONS[state].get(trigger)
+        target = _STEPS.get((state, trigger))
         if target is None:
-            raise SlotStateError(f"slot {slot} is {state.value}: it cannot {trigger.value}")
+            raise SlotStateError(f"slot {slot} is {_STATES[state].value}: it cannot {trigger.value}")
         self._states[slot] = target
+
+
+def _packed_or_none(key: BlockKey) -> bytes | None:
+    try:
+        return pack_key(key)
+    except BlockFormatError:
+        return None  # nothing is held under what is no key

@@ -9,8 +9,17 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.postgres import PostgresServer
+from tests.seaweed import seaweed  # noqa: F401 -- a fixture, one server for all tests
+
+
+@pytest.fixture(autouse=True)
+def process_log_is_reset() -> Iterator[None]:
+    """A command has its process log to the standard error of its test, which is closed when another test logs."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

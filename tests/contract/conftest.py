@@ -17,6 +17,8 @@ from tests.contract.transports import PRODUCER, WITH_A_SERVER, WITHOUT_A_SERVER,
 from tests.nats_server import NatsServer, nats_server
 from tests.ports import free_ports
 
+pytest.register_assert_rewrite("storage_agent.volume_contract")  # as `pytest_plugins` does
+
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:

@@ -6,6 +6,7 @@ import itertools
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from event_plane.errors import TransportError
 from event_plane.schema import Batch, BatchKind, EventRecord, EventType, Namespace, RecordFlag, Tier, producer_id
 from event_plane.transport import Message
 from storage_agent.agent import StorageAgent
+from storage_agent.block_header import PAGE_BYTES
 from storage_agent.client import AgentClient
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import CommandRefused, VolumeError
 from storage_agent.port import AgentPort, BlockKey, Outcome, PutBlock, Result
 from storage_agent.service import AgentService
-from storage_agent.slab_format import PAGE_BYTES, Superblock
+from storage_agent.slab_format import Superblock
+from tests.contract.transports import wait_for
 
 NAMESPACE = Namespace(tenant="acme", model="llama", block_tokens=16)
 BLOCK_BYTES = 5000
@@ -294,11 +297,11 @@ def test_a_buffer_that_cannot_take_the_block_fails_it_alone(agent: StorageAgent)
 
 def test_a_move_keeps_or_frees_its_source(agent: StorageAgent, life: Life) -> None:
     agent.put("slow", [block(1), block(2)])
-    assert results(agent.move(keys(1), "slow", "fast", keep=True).outcomes) == [Result.COPIED]
-    assert results(agent.move(keys(2, 3), "slow", "fast", keep=False).outcomes) == [Result.COPIED, Result.MISS]
+    assert results(agent.move("", keys(1), "slow", "fast", keep=True).outcomes) == [Result.COPIED]
+    assert results(agent.move("", keys(2, 3), "slow", "fast", keep=False).outcomes) == [Result.COPIED, Result.MISS]
     assert [v.blocks for v in agent.stat().volumes] == [2, 1]
     # A demotion whose slower copy is there already only frees the fast one.
-    assert results(agent.move(keys(1), "fast", "slow", keep=False).outcomes) == [Result.PRESENT]
+    assert results(agent.move("", keys(1), "fast", "slow", keep=False).outcomes) == [Result.PRESENT]
     assert [v.blocks for v in agent.stat().volumes] == [1, 1]
     assert get(agent, 1, 2)[1] == [payload(1), payload(2)]
 
@@ -323,7 +326,7 @@ def test_gets_succeed_at_every_moment_of_moves_back_and_forth(agent: StorageAgen
     for _ in range(3):
         for source, target in (("slow", "fast"), ("fast", "slow")):
             for number in numbers:
-                assert agent.move(keys(number), source, target, keep=False).outcomes[0].result is Result.COPIED
+                assert agent.move("", keys(number), source, target, keep=False).outcomes[0].result is Result.COPIED
     done.set()
     watcher.join()
     assert faults == []
@@ -507,7 +510,7 @@ def test_snapshots_asked_for_while_blocks_come_and_go_never_contradict_the_volum
     life.events()
     there = {
         (volume.descriptor.id, header.key.sequence_hash & (2**64 - 1))
-        for volume in life.agent._volumes.values()
+        for volume in life.agent._shelf.volumes()
         for header in volume.live_headers()
     }
     assert placed(life.batches) == there
@@ -617,6 +620,26 @@ def test_a_volume_in_use_is_not_unregistered(tmp_path: Path) -> None:
         agent.unregister_volume("v")
         with pytest.raises(VolumeError, match=r"'v' is not registered; this agent has \[\]"):
             agent.unregister_volume("v")
+
+
+def test_unregistering_waits_for_those_who_use_the_volume_and_lets_nobody_else_in(tmp_path: Path) -> None:
+    publisher = HeldPublisher()
+    descriptor = VolumeDescriptor(id="v", path=str(tmp_path / "v"), capacity_blocks=2, block_bytes_max=BLOCK_BYTES)
+    with StorageAgent("busy", publisher=publisher, allowed_roots=[tmp_path]) as agent:
+        agent.register_volume(descriptor)
+        with ThreadPoolExecutor(2) as pool:
+            putting = pool.submit(agent.put, "v", [block(1)])
+            publisher.asked.wait()
+            with pytest.raises(VolumeError, match="'v' is in use"):
+                agent.unregister_volume("v", drain_s=0.05)
+            leaving = pool.submit(agent.unregister_volume, "v", drain_s=20.0)
+            wait_for(lambda: agent.stat().volumes == [])
+            assert results(agent.put("v", [block(2)])) == [Result.FAILED]
+            publisher.caught_up.set()
+            leaving.result(20.0)
+            assert results(putting.result(20.0)) == [Result.STORED]
+        assert agent.register_volume(descriptor).blocks == 1, "found again under the same id"
+        assert get(agent, 1)[1] == [payload(1)]
 
 
 def test_a_volume_that_cannot_be_is_refused_and_the_others_go_on(

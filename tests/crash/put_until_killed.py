@@ -55,7 +55,7 @@ def main(folder: Path, first: int) -> None:
         ):
             assert stored.result is Result.STORED, stored
             say("put", number)
-        moved = agent.move([key(n) for n in numbers[::2]], "slow", "fast", keep=start % 16 == 0)
+        moved = agent.move("", [key(n) for n in numbers[::2]], "slow", "fast", keep=start % 16 == 0)
         assert all(outcome.result is Result.COPIED for outcome in moved.outcomes), moved
         for number in range(start - 32, start - 24):
             for volume in ("fast", "slow"):

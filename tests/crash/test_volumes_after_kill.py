@@ -12,7 +12,7 @@ import pytest
 
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.port import Result
-from storage_agent.slab_file import open_slab_read_only
+from storage_agent.slab_volume import SlabInspection
 
 WRITER = Path(__file__).with_name("put_until_killed.py")
 _spec = importlib.util.spec_from_file_location("put_until_killed", WRITER)
@@ -40,11 +40,11 @@ def scan(folder: Path, name: str) -> list[tuple[str, int | None]]:
         capacity_blocks=writer.CAPACITY,
         block_bytes_max=writer.BLOCK_BYTES,
     )
-    slab = open_slab_read_only(descriptor, Path(descriptor.path))
+    slab = SlabInspection(descriptor, Path(descriptor.path))
     try:
         return [
             (report.state, report.key.sequence_hash if report.key else None)
-            for report, _ in slab.scan(check_payloads=True)
+            for report in slab.reports()
         ]
     finally:
         slab.close()

@@ -1,58 +1,54 @@
-"""Slab pages: what is packed comes back, and no flipped bit goes unseen."""
+"""A slab's own pages: what is packed comes back, and no flipped bit goes unseen."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from event_plane.schema import Namespace
-from storage_agent.errors import CorruptBlock, SlabFormatError
-from storage_agent.port import BlockKey
+from storage_agent.block_header import PAGE_BYTES, seal
+from storage_agent.errors import BlockFormatError
 from storage_agent.slab_format import (
-    NAMESPACE_BYTES_MAX,
-    PAGE_BYTES,
-    ZERO_PAGE,
+    SLOTS_OFFSET,
+    Intents,
     Session,
-    SlotHeader,
     Superblock,
-    check_slot,
+    pack_intents,
     pack_session,
-    pack_slot_header,
     pack_superblock,
-    payload_checksum,
+    unpack_intents,
     unpack_session,
-    unpack_slot_header,
     unpack_superblock,
 )
+from storage_agent.slot_classes import CLASSES_MAX, SlotClass
 
-u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
-u128 = st.integers(0, 2**128 - 1)
-words = st.text(max_size=40)
-namespaces = st.builds(
-    Namespace, tenant=words, model=words, revision=words, adapter=words, kv_dtype=words, block_tokens=u32,
-    hash_root=words,
-)  # fmt: skip
-headers = st.builds(
-    SlotHeader,
-    slot=st.integers(0, 2**31),
-    key=st.builds(BlockKey, u64, st.integers(0, 255), u128),
-    namespace=namespaces,
-    parent_hash=u128,
-    depth=u32,
-    block_tokens=st.integers(0, 2**16 - 1),
-    payload_bytes=st.integers(1, 2**28),
-    payload_checksum=u64,
-    generation=u64,
-)
-superblocks = st.builds(
+names = st.from_regex(r"[a-z0-9-]{1,64}", fullmatch=True)
+of_equal_slots = st.builds(
     Superblock,
-    volume_id=st.from_regex(r"[a-z0-9-]{1,64}", fullmatch=True),
+    volume_id=names,
     capacity_blocks=st.integers(1, 2**31),
     block_bytes_max=st.integers(1, 2**28),
+    mark=u64,
+    edition=u64,
 )
-sessions = st.builds(Session, is_open=st.booleans(), pid=u64, generation_next=u64)
+
+
+@st.composite
+def of_classes(draw: st.DrawFn) -> Superblock:
+    sizes = sorted(draw(st.sets(st.integers(1, 2**28), min_size=1, max_size=CLASSES_MAX)))
+    classes = tuple(SlotClass(size, draw(st.integers(1, 2**27))) for size in sizes)
+    capacity = sum(each.blocks for each in classes)
+    return Superblock(draw(names), capacity, sizes[-1], draw(u64), draw(u64), classes)
+
+
+superblocks = of_equal_slots | of_classes()
+sessions = st.builds(
+    Session, is_open=st.booleans(), pid=u64, generation_next=u64, host=st.text("abc-.0", max_size=200)
+)
 bits = st.integers(0, PAGE_BYTES * 8 - 1)
 
 
@@ -62,77 +58,60 @@ def flip(page: bytes, bit: int) -> bytes:
     return bytes(flipped)
 
 
-@given(headers)
-def test_a_slot_header_comes_back_as_it_was(header: SlotHeader) -> None:
-    page = pack_slot_header(header)
-    assert len(page) == PAGE_BYTES
-    assert unpack_slot_header(page, header.slot) == header
+def intents_of(superblock: Superblock, table: int, seed: int) -> Intents:
+    changed = np.random.default_rng(seed % 2**32).random(superblock.regions) < 0.3
+    return Intents(table, table ^ 1, superblock.region_slots, changed)
 
 
+@settings(deadline=None)
 @given(superblocks, sessions)
 def test_superblock_and_session_come_back_as_they_were(superblock: Superblock, session: Session) -> None:
     assert unpack_superblock(pack_superblock(superblock)) == superblock
     assert unpack_session(pack_session(session)) == session
 
 
+@settings(deadline=None)
+@given(superblocks, u64)
+def test_every_region_of_every_size_of_slab_has_its_intent(superblock: Superblock, table: int) -> None:
+    intents = intents_of(superblock, table, table)
+    found = unpack_intents(pack_intents(intents), superblock)
+    assert (found.table, found.table_next) == (table, table ^ 1)
+    assert found.changed.tolist() == intents.changed.tolist()
+    assert superblock.regions * superblock.region_slots >= superblock.capacity_blocks
+
+
+@settings(deadline=None)
 @given(superblocks)
 def test_slots_lie_on_page_boundaries_one_after_another(superblock: Superblock) -> None:
     last = superblock.capacity_blocks - 1
-    assert superblock.slot_offset(0) == 2 * PAGE_BYTES
+    assert superblock.slot_offset(0) == SLOTS_OFFSET == 4 * PAGE_BYTES
     assert superblock.slot_offset(last) % PAGE_BYTES == 0
     assert superblock.slot_offset(last) + superblock.slot_bytes == superblock.file_bytes
     assert superblock.slot_bytes >= PAGE_BYTES + superblock.block_bytes_max
+    for before, after in pairwise(superblock.runs):
+        assert superblock.slot_offset(after.first) == superblock.slot_offset(after.first - 1) + before.slot_bytes
+        assert before.slot_bytes <= after.slot_bytes
 
 
-@settings(max_examples=300)
-@given(headers, superblocks, sessions, bits)
-def test_a_flipped_bit_is_always_caught(
-    header: SlotHeader, superblock: Superblock, session: Session, bit: int
-) -> None:
-    with pytest.raises(SlabFormatError):
-        unpack_slot_header(flip(pack_slot_header(header), bit), header.slot)
-    with pytest.raises(SlabFormatError):
+@settings(max_examples=200, deadline=None)
+@given(superblocks, sessions, bits)
+def test_a_flipped_bit_is_always_caught(superblock: Superblock, session: Session, bit: int) -> None:
+    with pytest.raises(BlockFormatError):
         unpack_superblock(flip(pack_superblock(superblock), bit))
-    with pytest.raises(SlabFormatError):
+    with pytest.raises(BlockFormatError):
         unpack_session(flip(pack_session(session), bit))
+    with pytest.raises(BlockFormatError):
+        unpack_intents(flip(pack_intents(intents_of(superblock, 1, bit)), bit), superblock)
 
 
-@given(headers, st.binary(min_size=1, max_size=200), st.integers(0))
-def test_a_flipped_bit_of_a_payload_is_always_caught(header: SlotHeader, payload: bytes, bit: int) -> None:
-    stored = SlotHeader(
-        header.slot, header.key, header.namespace, header.parent_hash, header.depth, header.block_tokens,
-        len(payload), payload_checksum(payload), header.generation,
-    )  # fmt: skip
-    page = pack_slot_header(stored)
-    check_slot(page, memoryview(payload), stored)
-    with pytest.raises(CorruptBlock, match="checksum"):
-        check_slot(page, memoryview(flip(payload, bit % (len(payload) * 8))), stored)
+def test_a_slab_of_format_1_is_refused_with_what_to_do() -> None:
+    first = seal(b"KVASLAB\0" + (1).to_bytes(4, "little"))
+    with pytest.raises(BlockFormatError, match=r"slab format 1, this version reads 2; .* remove the file"):
+        unpack_superblock(first)
 
 
-@given(headers, st.binary(min_size=1, max_size=99))
-def test_a_whole_header_of_something_else_is_no_hit(header: SlotHeader, noise: bytes) -> None:
-    page = pack_slot_header(header)
-    with pytest.raises(SlabFormatError, match="was written for slot"):
-        unpack_slot_header(page, header.slot + 1)
-    newer = SlotHeader(*[getattr(header, name) for name in SlotHeader.__slots__[:-1]], header.generation + 1)
-    with pytest.raises(CorruptBlock, match="generation"):
-        check_slot(page, memoryview(b""), newer)
-    with pytest.raises(CorruptBlock, match="empty"):
-        check_slot(ZERO_PAGE, memoryview(b""), header)
-    page_of_noise = (noise + b"\1").ljust(PAGE_BYTES, b"\0")
-    with pytest.raises(SlabFormatError):
-        unpack_slot_header(page_of_noise, 0)
-
-
-def test_an_erased_page_is_a_free_slot() -> None:
-    assert unpack_slot_header(ZERO_PAGE, 7) is None
-
-
-def test_what_does_not_fit_a_header_is_an_error() -> None:
-    long = Namespace(adapter="a" * NAMESPACE_BYTES_MAX)
-    facts = {"parent_hash": 0, "depth": 0, "block_tokens": 16, "payload_bytes": 1, "payload_checksum": 0}
-    with pytest.raises(SlabFormatError, match="shorten it"):
-        pack_slot_header(SlotHeader(slot=0, key=BlockKey(0, 0, 1), namespace=long, generation=1, **facts))
-    for key in (BlockKey(0, 256, 1), BlockKey(0, 0, 1 << 128), BlockKey(1 << 64, 0, 1), BlockKey(0, 0, -1)):
-        with pytest.raises(SlabFormatError):
-            pack_slot_header(SlotHeader(slot=0, key=key, namespace=Namespace(), generation=1, **facts))
+def test_intents_of_another_size_of_slab_are_not_taken() -> None:
+    small, large = Superblock("v", 1000, 1), Superblock("v", 2**31, 1)
+    assert small.region_slots != large.region_slots
+    with pytest.raises(BlockFormatError, match="not of this slab"):
+        unpack_intents(pack_intents(intents_of(small, 1, 1)), large)

@@ -105,10 +105,21 @@ def settings(tmp_path: Path) -> AgentSettings:
     return loaded
 
 
+def test_endpoints_have_their_keys_in_files_beside_the_settings(tmp_path: Path) -> None:
+    keys = 'access_key_file = "access"\nsecret_key_file = "/run/secret"\n'
+    table = f'[endpoints.store]\nurl = "http://s3.example"\n{keys}'
+    loaded = load_settings(write(tmp_path, TEXT + table))
+    endpoint = loaded.endpoints["store"]
+    assert (endpoint.url, endpoint.region) == ("http://s3.example", "")
+    assert (endpoint.access_key_file, endpoint.secret_key_file) == (tmp_path / "access", Path("/run/secret"))
+    with pytest.raises(ConfigError, match=r"a path is expected, 7 is given - at .*\.access_key_file"):
+        load_settings(write(tmp_path, TEXT + table.replace('"access"', "7")))
+
+
 def test_a_scan_reports_every_slot_of_every_volume_and_changes_nothing(settings: AgentSettings) -> None:
     files = [Path(volume.path) for volume in settings.volumes]
     with files[0].open("r+b") as file:
-        file.seek(2 * 4096 + 4096)  # the first payload
+        file.seek(5 * 4096)  # the first payload
         file.write(b"9")
     before = [file.read_bytes() for file in files]
     found = {
@@ -124,12 +135,12 @@ def test_a_scan_reports_every_slot_of_every_volume_and_changes_nothing(settings:
 
 def test_a_scan_says_why_a_slot_is_torn(settings: AgentSettings) -> None:
     with Path(settings.volumes[0].path).open("r+b") as file:
-        file.seek(2 * 4096 + 100)
+        file.seek(4 * 4096 + 100)
         file.write(b"\xff")
     _, reports = next(scan_volumes(settings))
     first = next(iter(reports))
     assert (first.state, first.key) == ("torn", None)
-    assert "header of slot 0 has checksum" in first.reason
+    assert "header at 0 has checksum" in first.reason
 
 
 def test_a_scan_of_a_volume_that_is_not_there_or_not_allowed_is_an_error(settings: AgentSettings) -> None:

@@ -1,4 +1,4 @@
-"""Real NIXL transfers between memory and a real file."""
+"""Real transfers between memory and a real file: NIXL's, and those on threads that take their place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from storage_agent.errors import TransferError
-from storage_agent.nixl_transfer import DESCRIPTOR_COUNT_MAX, NixlTransfer, Offsets
+from storage_agent.file_transfer import DESCRIPTOR_COUNT_MAX, FileTransfer, Offsets
+from storage_agent.nixl_transfer import NixlTransfer
+from storage_agent.thread_transfer import ThreadTransfer
 
 PAGE = 4096
 FILE_BYTES = 64 * PAGE
@@ -27,9 +29,9 @@ def fd(tmp_path: Path) -> Iterator[int]:
     os.close(opened)
 
 
-@pytest.fixture
-def transfer(fd: int) -> Iterator[NixlTransfer]:
-    made = NixlTransfer("test", fd, FILE_BYTES, staging_bytes=16 * PAGE)
+@pytest.fixture(params=[NixlTransfer, ThreadTransfer])
+def transfer(request: pytest.FixtureRequest, fd: int) -> Iterator[FileTransfer]:
+    made: FileTransfer = request.param("test", {fd: FILE_BYTES}, staging_bytes=16 * PAGE)
     yield made
     made.close()
 
@@ -38,7 +40,7 @@ def pages(*numbers: int) -> Offsets:
     return np.array(numbers, dtype=np.uint64) * np.uint64(PAGE)
 
 
-def test_scattered_pages_are_written_and_read_back(transfer: NixlTransfer, fd: int) -> None:
+def test_scattered_pages_are_written_and_read_back(transfer: FileTransfer, fd: int) -> None:
     with transfer.exclusive() as staging:
         for number in range(3):
             staging[number * PAGE : (number + 1) * PAGE] = bytes([number + 1]) * PAGE
@@ -50,7 +52,7 @@ def test_scattered_pages_are_written_and_read_back(transfer: NixlTransfer, fd: i
         assert bytes(staging[6 * PAGE : 8 * PAGE]) == b"\1" * PAGE + b"\0" * PAGE
 
 
-def test_more_descriptors_than_one_transfer_takes_are_split(transfer: NixlTransfer, fd: int) -> None:
+def test_more_descriptors_than_one_transfer_takes_are_split(transfer: FileTransfer, fd: int) -> None:
     count = DESCRIPTOR_COUNT_MAX + 8
     with transfer.exclusive() as staging:
         staging[:PAGE] = b"x" * PAGE
@@ -59,7 +61,7 @@ def test_more_descriptors_than_one_transfer_takes_are_split(transfer: NixlTransf
     assert os.pread(fd, count * 16 + 1, 0) == b"x" * count * 16 + b"\0"
 
 
-def test_a_place_outside_the_file_is_refused_and_later_transfers_work(transfer: NixlTransfer) -> None:
+def test_a_place_outside_the_file_is_refused_and_later_transfers_work(transfer: FileTransfer) -> None:
     with transfer.exclusive() as staging:
         with pytest.raises(TransferError, match="refuses the read"):
             transfer.read(pages(64), pages(0), pages(1))
@@ -69,7 +71,7 @@ def test_a_place_outside_the_file_is_refused_and_later_transfers_work(transfer: 
         assert bytes(staging[5 * PAGE : 6 * PAGE]) == b"y" * PAGE
 
 
-def test_a_failed_read_says_why_and_the_next_one_works(transfer: NixlTransfer, fd: int) -> None:
+def test_a_failed_read_says_why_and_the_next_one_works(transfer: FileTransfer, fd: int) -> None:
     os.ftruncate(fd, 8 * PAGE)
     with transfer.exclusive() as staging:
         with pytest.raises(TransferError, match="only 0 of 4096 bytes at byte 40960") as caught:
@@ -81,11 +83,12 @@ def test_a_failed_read_says_why_and_the_next_one_works(transfer: NixlTransfer, f
         assert bytes(staging[2 * PAGE : 3 * PAGE]) == b"z" * PAGE
 
 
-def test_a_failed_write_names_the_error_of_the_device() -> None:
+@pytest.mark.parametrize("kind", [NixlTransfer, ThreadTransfer])
+def test_a_failed_write_names_the_error_of_the_device(kind: type[FileTransfer]) -> None:
     """/dev/full is a device that is always full."""
     device = os.open("/dev/full", os.O_RDWR)
     try:
-        transfer = NixlTransfer("full", device, FILE_BYTES, staging_bytes=PAGE)
+        transfer = kind("full", {device: FILE_BYTES}, staging_bytes=PAGE)
         with transfer.exclusive(), pytest.raises(TransferError, match="ENOSPC at byte 0: No space left on device"):
             transfer.write(pages(0), pages(0), pages(1))
         transfer.close()
@@ -95,7 +98,7 @@ def test_a_failed_write_names_the_error_of_the_device() -> None:
 
 def test_after_a_deadline_the_transfer_is_in_doubt_and_fresh_memory_takes_over(fd: int) -> None:
     """A poll submits 64 descriptors, so 400 are not done when a deadline of no time at all is looked at."""
-    transfer = NixlTransfer("late", fd, FILE_BYTES, staging_bytes=PAGE, deadline_s=0.0)
+    transfer = NixlTransfer("late", {fd: FILE_BYTES}, staging_bytes=PAGE, deadline_s=0.0)
     offsets = np.arange(400, dtype=np.uint64) * np.uint64(16)
     with transfer.exclusive() as abandoned:
         abandoned[:] = b"a" * PAGE
@@ -108,13 +111,13 @@ def test_after_a_deadline_the_transfer_is_in_doubt_and_fresh_memory_takes_over(f
     transfer.close()
 
 
-def test_a_closed_transfer_says_so(transfer: NixlTransfer) -> None:
+def test_a_closed_transfer_says_so(transfer: FileTransfer) -> None:
     transfer.close()
     with pytest.raises(TransferError, match="closed"), transfer.exclusive():
         pass
 
 
-def test_threads_take_turns_and_see_their_own_bytes(transfer: NixlTransfer) -> None:
+def test_threads_take_turns_and_see_their_own_bytes(transfer: FileTransfer) -> None:
     wrong: list[int] = []
 
     def work(number: int) -> None:
@@ -141,7 +144,7 @@ import os, sys
 from storage_agent.nixl_transfer import NixlTransfer
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.ftruncate(fd, 4096)
-NixlTransfer("quiet", fd, 4096, staging_bytes=4096).close()
+NixlTransfer("quiet", {fd: 4096}, staging_bytes=4096).close()
 assert "torch" not in sys.modules
 """
     ran = subprocess.run(
@@ -150,7 +153,7 @@ assert "torch" not in sys.modules
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
-def test_a_forked_child_is_refused(transfer: NixlTransfer) -> None:
+def test_a_forked_child_is_refused(transfer: FileTransfer) -> None:
     child = os.fork()
     if child == 0:
         try:
@@ -160,3 +163,26 @@ def test_a_forked_child_is_refused(transfer: NixlTransfer) -> None:
             os._exit(0 if "cannot be used after a fork" in str(error) else 2)
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_files_come_and_go_and_each_gets_its_own_bytes(transfer: FileTransfer, fd: int, tmp_path: Path) -> None:
+    second = os.open(tmp_path / "second", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(second, FILE_BYTES)
+    with transfer.exclusive() as staging:
+        transfer.add_file(second, FILE_BYTES)
+        staging[: 2 * PAGE] = b"\1" * PAGE + b"\2" * PAGE
+        transfer.write(pages(5, 5), pages(0, 1), pages(1, 1), np.array([fd, second], dtype=np.uint64))
+    assert [os.pread(each, 1, 5 * PAGE) for each in (fd, second)] == [b"\1", b"\2"]
+    with transfer.exclusive():
+        transfer.forget_file(second)
+    os.close(second)
+    # The number may belong to another file now: nothing may be written there.
+    third = os.open(tmp_path / "third", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(third, FILE_BYTES)
+    with transfer.exclusive():
+        with pytest.raises(TransferError):
+            transfer.write(pages(5), pages(0), pages(1), np.array([second], dtype=np.uint64))
+        transfer.write(pages(6), pages(0), pages(1))
+    assert os.pread(third, FILE_BYTES, 0) == bytes(FILE_BYTES)
+    assert os.pread(fd, 1, 6 * PAGE) == b"\1"
+    os.close(third)

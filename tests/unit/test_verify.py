@@ -29,6 +29,7 @@ from storage_agent.agent import StorageAgent
 from storage_agent.config import load_settings
 from storage_agent.port import BlockKey, PutBlock
 from storage_agent.slab_file import open_slab
+from storage_agent.slab_scan import reports
 
 NAMESPACE = Namespace(tenant="acme")
 AGENT = """
@@ -160,10 +161,12 @@ class Verified:
 
 
 def zero_slot(folder: Path, volume: int, number: int) -> None:
-    """Erase a block's header behind the agent's back."""
+    """Erase a block's header behind the agent's back, and the saved table that still has it."""
     descriptor = load_settings(folder / "agent.toml").volumes[volume]
     slab = open_slab(descriptor, Path(descriptor.path))
-    slab.erase_headers([r.slot for r, _ in slab.scan(check_payloads=False) if r.key == key(number)])
+    slab.erase_headers([report.slot for report in reports(slab) if report.key == key(number)])
+    assert slab.table_path is not None
+    slab.table_path.unlink()
     slab.close()
 
 
@@ -205,7 +208,7 @@ def test_slot_that_vanished_is_lost(folder: Path, capsys: pytest.CaptureFixture[
 def test_flipped_payload_byte_is_lost_and_its_slot_leaked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(folder).end()
     with (folder / "fast.slab").open("r+b") as slab:
-        slab.seek(3 * 4096)  # the first slot's payload
+        slab.seek(5 * 4096)  # the first slot's payload
         slab.write(b"x")
     done = Verified(folder, capsys)
     # No put was cut off: the slab was closed in order.
@@ -245,7 +248,7 @@ def test_one_key_in_two_slots_is_doubled(folder: Path, capsys: pytest.CaptureFix
     descriptor = life.settings.volumes[1]
     path = Path(descriptor.path)
     slab = open_slab(descriptor, path)
-    (offset,) = (slab.superblock.slot_offset(r.slot) for r, _ in slab.scan(check_payloads=False) if r.key == key(5))
+    (offset,) = (slab.superblock.slot_offset(report.slot) for report in reports(slab) if report.key == key(5))
     slab.close()
     first_copy = path.read_bytes()[offset : offset + 8192]
     zero_slot(folder, 1, 5)
@@ -274,8 +277,8 @@ def test_put_that_was_cut_off_is_torn_and_no_fault(folder: Path, capsys: pytest.
     life = make(folder)
     # The slab is open, as after a kill: a header without its payload.
     with (folder / "slow.slab").open("r+b") as slab:
-        slab.seek(2 * 4096 + 5 * 8192)
-        slab.write(b"KVASLOT\0")
+        slab.seek(4 * 4096 + 5 * 8192)
+        slab.write(b"KVABLCK\0")
     kept = folder.with_name("killed")
     shutil.copytree(folder, kept)
     life.end()

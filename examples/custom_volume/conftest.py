@@ -1,0 +1,1 @@
+pytest_plugins = ["storage_agent.volume_contract"]

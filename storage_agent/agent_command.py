@@ -1,0 +1,71 @@
+"""`kvadvisor agent`: the storage agent as a process of its own, one a host."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from event_plane.connect import open_publisher
+from event_plane.schema import producer_id
+from storage_agent.agent import StorageAgent
+from storage_agent.config import AgentSettings, load_settings
+from storage_agent.errors import VolumeError
+from storage_agent.service import AgentService
+
+PUBLISH_INTERVAL_S = 0.25
+_STOPPING = {signal.SIGINT, signal.SIGTERM}
+
+_log = structlog.get_logger()
+
+
+def agent(
+    config: Annotated[Path, typer.Option(help="The agent's settings (TOML); docs/agent.md lists the keys.")],
+) -> None:
+    """Run a storage agent: serve its volumes, carry out commands, publish what happens on them."""
+    settings = load_settings(config)
+    # Blocked before any thread starts: they wait for `sigwait`, and nothing is cut short.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    with ExitStack() as closing:
+        service = serve(settings, closing)
+        # Whoever reads this line is answered.
+        typer.echo(f"kvadvisor agent {settings.name}: commands at {service.command_url} (Ctrl-C stops it)")
+        told = signal.sigwait(_STOPPING)
+        _log.info("stopping", agent=settings.name, signal=signal.Signals(told).name)
+    _log.info("stopped", agent=settings.name)
+
+
+def serve(settings: AgentSettings, closing: ExitStack) -> AgentService:
+    """An agent with its volumes, and its command socket; `closing` ends them in order.
+
+    A volume that cannot be opened now is served when it can be. Raises `VolumeError` where none can.
+    """
+    publisher = open_publisher(
+        settings.event_url,
+        producer=producer_id(settings.name),
+        credentials=settings.credentials,
+        flush_interval_s=PUBLISH_INTERVAL_S,
+    )
+    closing.callback(publisher.close)
+    storage = closing.enter_context(
+        StorageAgent(
+            settings.name,
+            publisher=publisher,
+            allowed_roots=settings.allowed_roots,
+            endpoints=settings.endpoints,
+        )
+    )
+    volumes = storage.register_volumes(settings.volumes, absent_ok=True)
+    if volumes and all(volume.degraded for volume in volumes):
+        raise VolumeError("\n".join(volume.degraded for volume in volumes))
+    for volume in volumes:
+        facts = {"volume": volume.descriptor.id, "kind": volume.descriptor.kind, "mode": volume.mode}
+        if volume.degraded:
+            _log.warning("volume cannot be used yet", **facts, reason=volume.degraded)
+        else:
+            _log.info("volume serves", **facts, blocks=volume.blocks, slots_free=volume.slots_free)
+    return closing.enter_context(AgentService(storage, settings.command_url, settings.credentials))

@@ -1,0 +1,242 @@
+"""What is written before every block on every kind of volume: one sealed page that says whose bytes follow. Pure.
+
+Everything is little-endian. A page ends in the XXH3-64 of all its bytes before, so a flipped bit anywhere is seen. It
+names its own place and the mark of the file it was written for, so that a page that strayed is seen too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+import xxhash
+
+from event_plane.schema import Namespace
+from storage_agent.errors import BlockFormatError, CorruptBlock, ShardError
+from storage_agent.port import BlockKey
+from storage_agent.shards import BlockLayout, ShardSpan, check_span
+
+PAGE_BYTES = 4096
+ZERO_PAGE = bytes(PAGE_BYTES)
+HEADER_VERSION = 2
+HEADER_MAGIC = b"KVABLCK\0"
+
+_CHECKSUM = struct.Struct("<Q")
+BODY_BYTES = PAGE_BYTES - _CHECKSUM.size
+_MASK64 = 0xFFFF_FFFF_FFFF_FFFF
+# magic, version, group, namespace id, hash lo, hi, parent lo, hi, depth, tokens, namespace length, layout length,
+# shards held, first shard, shard count (0: not sharded), payload bytes, shard bytes, payload checksum, generation,
+# place, mark
+_HEADER = struct.Struct("<8sIB3xQQQQQIHHHHHHIIQQQQ")
+_KEY = struct.Struct("<QQQB")
+
+
+class BlockHeader(NamedTuple):
+    """What a slot holds. `slot`: the volume's own number for it. `generation` rises with every put into the volume.
+
+    `payload_checksum`: XXH3-64 of the payload; of a sharded one, of its shards' checksums (`fold_checksums`).
+    """
+
+    slot: int
+    key: BlockKey
+    namespace: Namespace
+    parent_hash: int
+    depth: int
+    block_tokens: int
+    payload_bytes: int
+    payload_checksum: int
+    generation: int
+    span: ShardSpan | None = None
+    layout: BlockLayout | None = None
+
+    @property
+    def parts(self) -> int:
+        """Parts of the payload that have a checksum each: its shards, or the whole."""
+        return self.span.held(self.payload_bytes) if self.span is not None else 1
+
+    @property
+    def part_bytes(self) -> int:
+        return self.span.shard_bytes if self.span is not None else self.payload_bytes
+
+
+def page_ceiling(size_bytes: int) -> int:
+    """`size_bytes` rounded up to whole pages."""
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def checksum(part: memoryview | bytes) -> int:
+    return xxhash.xxh3_64_intdigest(part)
+
+
+def part_checksums(payload: memoryview, part_bytes: int) -> tuple[int, ...]:
+    return tuple(checksum(payload[at : at + part_bytes]) for at in range(0, payload.nbytes, part_bytes))
+
+
+def fold_checksums(checksums: Sequence[int]) -> int:
+    """One checksum for all parts; that of the only part where there is one."""
+    if len(checksums) == 1:
+        return checksums[0]
+    return checksum(struct.pack(f"<{len(checksums)}Q", *checksums))
+
+
+def pack_key(key: BlockKey) -> bytes:
+    """25 bytes. Raises `BlockFormatError` where a number is out of range."""
+    try:
+        return _KEY.pack(key[0], key[2] & _MASK64, key[2] >> 64, key[1])
+    except struct.error as error:
+        raise BlockFormatError(f"{key} is no block key: {error}") from error
+
+
+def pack_header(header: BlockHeader, checksums: Sequence[int], *, place: int, mark: int) -> bytes:
+    """One page. `place` and `mark`: where it is going to lie, and in which file.
+
+    Raises `BlockFormatError` where a number, the namespace or the layout is too long for it.
+    """
+    namespace, layout = _encode_namespace(header.namespace), _encode_layout(header.layout)
+    shards = struct.pack(f"<{len(checksums)}Q", *checksums)
+    span = header.span or ShardSpan(0, 0, 0)
+    key = header.key
+    try:
+        facts = _HEADER.pack(
+            HEADER_MAGIC, HEADER_VERSION, key.group, key.namespace_id,
+            key.sequence_hash & _MASK64, key.sequence_hash >> 64,
+            header.parent_hash & _MASK64, header.parent_hash >> 64,
+            header.depth, header.block_tokens, len(namespace), len(layout), len(checksums), span.first, span.count,
+            header.payload_bytes, span.shard_bytes, header.payload_checksum, header.generation, place, mark,
+        )  # fmt: skip
+    except struct.error as error:
+        raise BlockFormatError(f"{key}, depth {header.depth} or {header.block_tokens} tokens: {error}") from error
+    length = len(facts) + len(shards) + len(namespace) + len(layout)
+    if length > BODY_BYTES:
+        raise BlockFormatError(
+            f"the namespace takes {len(namespace)} bytes, the layout {len(layout)}, {len(checksums)} shards "
+            f"{len(shards)}: a header has room for {BODY_BYTES - len(facts)}; shorten them"
+        )
+    return seal(facts + shards + namespace + layout)
+
+
+def unpack_header(page: bytes, slot: int, *, place: int, mark: int) -> tuple[BlockHeader, tuple[int, ...]]:
+    """What `page` says, as slot number `slot`, and its parts' checksums.
+
+    Raises `BlockFormatError` for what is no whole header written for this place of this file.
+    """
+    what = f"header at {place}"
+    body = open_seal(page, HEADER_MAGIC, what)
+    (
+        _, version, group, namespace_id, hash_lo, hash_hi, parent_lo, parent_hi, depth, block_tokens,
+        namespace_bytes, layout_bytes, parts, first, count, payload_bytes, shard_bytes, payload_checksum, generation,
+        written_place, written_mark,
+    ) = _HEADER.unpack_from(body)  # fmt: skip
+    if version != HEADER_VERSION:
+        raise BlockFormatError(f"the {what} has format {version}, not {HEADER_VERSION}")
+    if written_place != place:
+        raise BlockFormatError(f"the {what} was written for {written_place}")
+    if written_mark != mark:
+        raise BlockFormatError(f"the {what} was written for another file of this volume, or an earlier one")
+    namespace_at = _HEADER.size + _CHECKSUM.size * parts
+    layout_at = namespace_at + namespace_bytes
+    checksums = struct.unpack_from(f"<{parts}Q", body, _HEADER.size)
+    header = BlockHeader(
+        slot,
+        BlockKey(namespace_id, group, hash_hi << 64 | hash_lo),
+        _decode_namespace(body[namespace_at:layout_at]),
+        parent_hi << 64 | parent_lo,
+        depth,
+        block_tokens,
+        payload_bytes,
+        payload_checksum,
+        generation,
+        ShardSpan(shard_bytes, first, count) if count else None,
+        _decode_layout(body[layout_at : layout_at + layout_bytes]),
+    )
+    return header, checksums
+
+
+def check_header(page: bytes, expected: BlockHeader, *, place: int, mark: int) -> tuple[int, ...]:
+    """The checksums of the parts. Raises `CorruptBlock` unless `page` is the header of `expected`."""
+    block = f"{expected.key.sequence_hash:032x}"
+    if page == ZERO_PAGE:
+        raise CorruptBlock(f"place {place} is empty, block {block} was put there")
+    try:
+        found, checksums = unpack_header(page, expected.slot, place=place, mark=mark)
+    except BlockFormatError as error:
+        raise CorruptBlock(str(error)) from error
+    if found != expected:
+        raise CorruptBlock(
+            f"place {place} holds generation {found.generation} of block {found.key.sequence_hash:032x}, "
+            f"not generation {expected.generation} of {block}"
+        )
+    if len(checksums) != expected.parts or fold_checksums(checksums) != expected.payload_checksum:
+        raise CorruptBlock(f"place {place}: the header's checksums are not those of block {block}")
+    return checksums
+
+
+def check_parts(payload: memoryview, expected: BlockHeader, checksums: Sequence[int], first_part: int = 0) -> None:
+    """Raises `CorruptBlock` unless `payload`, whole parts from `first_part`, has these checksums."""
+    size = expected.part_bytes
+    for part in range(payload.nbytes // size):
+        found, wanted = checksum(payload[part * size : (part + 1) * size]), checksums[first_part + part]
+        if found != wanted:
+            raise CorruptBlock(
+                f"part {first_part + part} of the payload of block {expected.key.sequence_hash:032x} has checksum "
+                f"{found:016x}, {wanted:016x} was put"
+            )
+
+
+def is_sound(header: BlockHeader, payload_bytes_max: int) -> str:
+    """Why a sealed header cannot be true all the same, or ''."""
+    if not 1 <= header.payload_bytes <= payload_bytes_max:
+        return f"slot {header.slot} says {header.payload_bytes} bytes, more than it has room for"
+    if header.span is not None:
+        try:
+            check_span(header.span, header.payload_bytes, header.layout)
+        except ShardError as error:
+            return str(error)
+    return ""
+
+
+def seal(body: bytes) -> bytes:
+    """One page of `body`, which starts with a magic of its own, and its checksum."""
+    padded = body.ljust(BODY_BYTES, b"\0")
+    return padded + _CHECKSUM.pack(checksum(padded))
+
+
+def open_seal(page: bytes, magic: bytes, what: str) -> bytes:
+    """The body of a sealed page. Raises `BlockFormatError` naming `what` unless it is whole and starts with `magic`."""
+    if len(page) != PAGE_BYTES or not page.startswith(magic):
+        raise BlockFormatError(f"the {what} does not start with {magic!r}")
+    body = page[:BODY_BYTES]
+    (stored,) = _CHECKSUM.unpack_from(page, BODY_BYTES)
+    computed = checksum(body)
+    if stored != computed:
+        raise BlockFormatError(f"the {what} has checksum {computed:016x}, {stored:016x} is written in it")
+    return body
+
+
+@lru_cache(maxsize=4096)
+def _encode_namespace(namespace: Namespace) -> bytes:
+    return msgspec.msgpack.encode(namespace)
+
+
+@lru_cache(maxsize=4096)
+def _decode_namespace(packed: bytes) -> Namespace:
+    try:
+        return msgspec.msgpack.decode(packed, type=Namespace)
+    except msgspec.MsgspecError as error:
+        raise BlockFormatError(f"a header's namespace cannot be read: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _encode_layout(layout: BlockLayout | None) -> bytes:
+    return msgspec.msgpack.encode(layout) if layout is not None else b""
+
+
+@lru_cache(maxsize=256)
+def _decode_layout(packed: bytes) -> BlockLayout | None:
+    try:
+        return msgspec.msgpack.decode(packed, type=BlockLayout) if packed else None
+    except msgspec.MsgspecError as error:
+        raise BlockFormatError(f"a header's layout cannot be read: {error}") from error

@@ -1,0 +1,20 @@
+"""Callers' buffers that blocks are read into."""
+
+from __future__ import annotations
+
+
+def fill_buffer(buffer: memoryview, payload: memoryview) -> str:
+    """Copy `payload` to the start of `buffer`, or say why that cannot be; nothing is written then."""
+    if buffer.readonly or not buffer.c_contiguous:
+        return "the buffer is not writable and contiguous"
+    if buffer.nbytes < payload.nbytes:
+        return f"the buffer has {buffer.nbytes} bytes, the block {payload.nbytes}"
+    flat = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
+    flat[: payload.nbytes] = payload
+    return ""
+
+
+def require_one_each(keys: int, buffers: int) -> None:
+    """Raises `ValueError` unless there are as many buffers as keys."""
+    if keys != buffers:
+        raise ValueError(f"{keys} keys, {buffers} buffers: give one buffer a key")

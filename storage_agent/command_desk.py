@@ -1,0 +1,137 @@
+"""Commands come in as bytes from whatever carries them, are carried out by an agent, and answered."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from event_plane.errors import EventPlaneError
+from storage_agent.block_wire import keys_from_wire
+from storage_agent.command_wire import (
+    CompactReply,
+    CompactRequest,
+    CopyRequest,
+    DeleteRequest,
+    MoveRequest,
+    RefusedReply,
+    Reply,
+    Request,
+    ScrubReply,
+    ScrubRequest,
+    StatReply,
+    StatRequest,
+    decode_request,
+    encode,
+    outcome_to_wire,
+)
+from storage_agent.data_wire import BorrowRequest, OfferRequest
+from storage_agent.errors import CommandRefused, StaleTerm, StorageAgentError
+from storage_agent.port import AgentPort
+
+if TYPE_CHECKING:  # callers import this file too, and need no agent
+    from storage_agent.data_desk import DataDesk
+
+WAITING_COMMANDS_MAX = 1024
+
+Answer = Callable[[bytes], None]
+"""Sends an answer to whoever asked. May be called from any thread."""
+
+
+class CommandDesk:
+    """Answers `stat` at once; one thread carries out copies, deletes and moves, another what takes longer, two what
+    clients and other agents ask.
+
+    A command that was given up by its caller still runs, and the agent keeps its answer for when it is asked again.
+    """
+
+    def __init__(self, agent: AgentPort, data: DataDesk, name: str) -> None:
+        """`name` is seen in the threads' names. `data` answers those that move bytes themselves."""
+        self._agent = agent
+        self._data = data
+        self._short = _Row(self._carry_out, f"moves-{name}")
+        self._long = _Row(self._carry_out, f"scrubs-{name}")
+        self._clients = _Row(self._carry_out, f"clients-{name}")
+        self._loans = _Row(self._carry_out, f"loans-{name}")
+
+    def take(self, payload: bytes, answer: Answer) -> None:
+        """Never waits for a command. Whatever `payload` is, it is answered, unless the desk is closed before."""
+        try:
+            request = decode_request(payload)
+        except CommandRefused as error:
+            answer(encode(RefusedReply(str(error))))
+            return
+        match request:
+            case StatRequest():
+                answer(encode(self._carry_out(request)))
+            case ScrubRequest() | CompactRequest():
+                self._long.put(request, answer)
+            case CopyRequest() | DeleteRequest() | MoveRequest():
+                self._short.put(request, answer)
+            case BorrowRequest() | OfferRequest():
+                self._loans.put(request, answer)
+            case _:
+                self._clients.put(request, answer)
+
+    def close(self) -> None:
+        """Finish the commands under way, forget those that wait. Idempotent."""
+        self._short.close()
+        self._long.close()
+        self._clients.close()
+        self._loans.close()
+
+    def _carry_out(self, request: Request) -> Reply:
+        agent = self._agent
+        try:
+            match request:
+                case CopyRequest(command_id, keys, source, target, term):
+                    return outcome_to_wire(agent.copy(command_id, keys_from_wire(keys), source, target, term=term))
+                case DeleteRequest(command_id, volume, keys, term):
+                    return outcome_to_wire(agent.delete(command_id, volume, keys_from_wire(keys), term=term))
+                case MoveRequest(command_id, keys, source, target, keep, term):
+                    blocks = keys_from_wire(keys)
+                    return outcome_to_wire(agent.move(command_id, blocks, source, target, keep=keep, term=term))
+                case ScrubRequest(command_id, volume):
+                    return ScrubReply(agent.scrub(command_id, volume))
+                case CompactRequest(command_id, volume):
+                    return CompactReply(agent.compact(command_id, volume))
+                case StatRequest():
+                    return StatReply(agent.stat())
+                case _:
+                    return self._data.carry_out(request)
+        except EventPlaneError as error:  # bytes may have moved: asked again, the answer says what became of them
+            return RefusedReply(f"the agent cannot publish what it did: {error}")
+        except StorageAgentError as error:
+            return RefusedReply(str(error), is_stale=isinstance(error, StaleTerm))
+
+
+class _Row:
+    """Commands that wait for one thread."""
+
+    def __init__(self, carry_out: Callable[[Request], Reply], name: str) -> None:
+        self._carry_out = carry_out
+        self._waiting: queue.Queue[tuple[Request, Answer]] = queue.Queue(WAITING_COMMANDS_MAX)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, request: Request, answer: Answer) -> None:
+        try:
+            self._waiting.put_nowait((request, answer))
+        except queue.Full:
+            answer(encode(RefusedReply(f"{WAITING_COMMANDS_MAX} commands wait already; ask again later")))
+
+    def close(self) -> None:
+        self._closed.set()
+        with suppress(queue.Full):  # then it is awake
+            self._waiting.put_nowait((StatRequest(), lambda answer: None))
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            request, answer = self._waiting.get()
+            if self._closed.is_set():
+                return
+            answer(encode(self._carry_out(request)))

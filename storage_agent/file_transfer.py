@@ -1,0 +1,181 @@
+"""Bytes between staging memory and files: what the two ways to move them have in common.
+
+`nixl_transfer` moves them by NIXL's POSIX backend. Where that cannot be had, which `transfer_choice` finds out,
+`thread_transfer` does by plain calls on threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import mmap
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from storage_agent.errors import TransferError
+from storage_agent.fifo_lock import FifoLock
+from storage_agent.files import free_bytes
+
+Offsets = npt.NDArray[np.uint64]
+Columns = tuple[Offsets, Offsets, Offsets, Offsets]
+"""Offsets in the files, offsets in staging, lengths, file descriptors."""
+Portion = Callable[[int, int], None]
+"""Is told of descriptors, by their number: the first one, and the one after the last."""
+
+DESCRIPTOR_COUNT_MAX = 4096
+"""Most descriptors of one transfer. Half of NIXL's pool: a transfer that meets its end makes the agent useless."""
+_PORTION_BYTES_MIN = 2 * 1024 * 1024
+_PORTIONS_MAX = 8
+
+
+def _nothing(first: int, end: int) -> None:
+    pass
+
+
+class FileTransfer(ABC):
+    """Transfers between its own staging memory and files, which their owner keeps open.
+
+    Thread-safe by one lock in order of arrival: `with transfer.exclusive() as staging:` gives the staging memory
+    (page-aligned, writable, `staging_bytes` long) and the right to call `read` and `write`.
+
+    After a deadline the staging memory and what moves the bytes are never touched again; fresh ones take their place.
+    """
+
+    how = ""
+    """For people: what of the way that bytes move is out of the ordinary."""
+
+    def __init__(
+        self, name: str, files: Mapping[int, int], *, staging_bytes: int, deadline_s: float = 30.0
+    ) -> None:
+        """`files`: bytes by file descriptor."""
+        self._name = name
+        self._files = dict(files)
+        self._staging_bytes = staging_bytes
+        self._deadline_s = deadline_s
+        self._lock = FifoLock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._memory: mmap.mmap
+        self._address: int
+        self._map_staging()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[memoryview]:
+        """The staging memory, for one thread at a time. Raises `TransferError` when closed or in a forked child."""
+        with self._lock:
+            if self._closed:
+                raise TransferError(f"{self._name} is closed; register the volume again")
+            if os.getpid() != self._pid:
+                raise TransferError(f"{self._name} was opened by process {self._pid}; it cannot be used after a fork")
+            self._make_ready()
+            yield memoryview(self._memory)
+
+    def write(
+        self,
+        file_offsets: Offsets,
+        staging_offsets: Offsets,
+        lengths: Offsets,
+        fds: Offsets | None = None,
+        *,
+        stage: Portion = _nothing,
+    ) -> None:
+        """Write staging memory to the files; not durable until the caller syncs. Hold `exclusive`.
+
+        Offsets and lengths in bytes, one-dimensional and equally long, as are `fds`, which may be left out where there
+        is one file. `stage` is called ahead of each portion to fill the staging memory of its descriptors, while the
+        portions before it are under way. Raises `TransferError`, after which the files may hold any part of it.
+        """
+        self._transfer("WRITE", file_offsets, staging_offsets, lengths, fds, stage, _nothing)
+
+    def read(
+        self,
+        file_offsets: Offsets,
+        staging_offsets: Offsets,
+        lengths: Offsets,
+        fds: Offsets | None = None,
+        *,
+        arrived: Portion = _nothing,
+    ) -> None:
+        """Read the files into staging memory. As `write`; `arrived` is called after each portion, as `stage` before."""
+        self._transfer("READ", file_offsets, staging_offsets, lengths, fds, _nothing, arrived)
+
+    def add_file(self, fd: int, file_bytes: int) -> None:
+        """Take another file. Hold `exclusive`. Raises `TransferError`."""
+        self._files[fd] = file_bytes
+
+    def forget_file(self, fd: int) -> None:
+        """Let go of a file, which may be closed then. Hold `exclusive`."""
+        del self._files[fd]
+        self._let_go()
+
+    def resize(self, fd: int, file_bytes: int) -> None:
+        """The file has this size from now on. Hold `exclusive`."""
+        self._files[fd] = file_bytes
+        self._let_go()
+
+    def close(self) -> None:
+        """Wait for the transfer under way, then let go of file and memory; the file stays open. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._let_go()
+
+    @abstractmethod
+    def _make_ready(self) -> None:
+        """Have ready what `_transfer_together` needs. Raises `TransferError`."""
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Let go of what holds the files; `_make_ready` is called before it is needed again."""
+
+    @abstractmethod
+    def _transfer_together(
+        self, operation: str, columns: Columns, portions: list[tuple[int, int]], before: Portion, after: Portion
+    ) -> None:
+        """READ or WRITE `portions` of `columns`, all at once; `before` and `after` each of them."""
+
+    def _map_staging(self) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+        self._memory = mmap.mmap(-1, self._staging_bytes, flags=flags)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def _transfer(
+        self,
+        operation: str,
+        file_offsets: Offsets,
+        staging_offsets: Offsets,
+        lengths: Offsets,
+        fds: Offsets | None,
+        before: Portion,
+        after: Portion,
+    ) -> None:
+        if fds is None:
+            fds = np.full_like(lengths, next(iter(self._files)))
+        columns = (file_offsets, staging_offsets, lengths, fds)
+        for start in range(0, len(lengths), DESCRIPTOR_COUNT_MAX):
+            end = min(start + DESCRIPTOR_COUNT_MAX, len(lengths))
+            self._transfer_together(operation, columns, _portions(lengths, start, end), before, after)
+
+
+def move_plainly(operation: str, fd: int, part: memoryview, file_offset: int) -> str:
+    """READ or WRITE by one plain call. Empty, or why not all of `part` was moved."""
+    try:
+        moved = os.preadv(fd, [part], file_offset) if operation == "READ" else os.pwritev(fd, [part], file_offset)
+    except OSError as error:
+        return f"{errno.errorcode.get(error.errno or 0, '')} at byte {file_offset}: {error.strerror}"
+    if moved < len(part):
+        return f"only {moved} of {len(part)} bytes at byte {file_offset}; {free_bytes(fd)} bytes are free"
+    return ""
+
+
+def _portions(lengths: Offsets, start: int, end: int) -> list[tuple[int, int]]:
+    """Descriptors `start` to `end` in a few runs of about equal bytes; one run where there is little to move."""
+    total = int(lengths[start:end].sum())
+    count = min(_PORTIONS_MAX, end - start, max(1, total // _PORTION_BYTES_MIN))
+    edges = [start + (end - start) * number // count for number in range(count + 1)]
+    return list(itertools.pairwise(edges))

@@ -1,0 +1,152 @@
+"""Degraded volumes opened anew: a medium that comes back is reconciled with what was told of it, without a restart.
+
+Opening is what makes a volume whole: slots held back are free again, what a fault left torn is freed, and the
+difference to what was announced is announced. So there is no second way of repair.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from event_plane.errors import TransportError
+from storage_agent.absent_volume import AbsentVolume
+from storage_agent.announcer import Announcer
+from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.errors import VolumeError
+from storage_agent.volume import Volume
+from storage_agent.volume_shelf import VolumeShelf
+
+BACK_OFF_MAX_S = 300.0
+_DRAIN_S = 30.0
+"""How long those who use a degraded volume are waited for, before it is left as it is until the next time."""
+
+_log = structlog.get_logger()
+FileIdentity = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A volume and its file as they were opened last, and when it is tried again."""
+
+    volume: Volume
+    file: FileIdentity | None
+    pause_s: float
+    due_s: float = 0.0
+
+
+class VolumeMender(threading.Thread):
+    """Looks at every volume once an `interval_s` and opens anew those that need it, with back-off."""
+
+    def __init__(
+        self,
+        shelf: VolumeShelf,
+        announcer: Announcer,
+        reopen: Callable[[VolumeDescriptor], Volume],
+        lock: threading.Lock,
+        interval_s: float,
+    ) -> None:
+        """`lock` keeps volumes from coming and going; `reopen` raises `VolumeError`."""
+        super().__init__(name="volume-mender", daemon=True)
+        self._shelf = shelf
+        self._announcer = announcer
+        self._reopen = reopen
+        self._lock = lock
+        self._interval_s = interval_s
+        self._stopping = threading.Event()
+        self._watched: dict[str, _Watched] = {}
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.wait(self._interval_s):
+                self._look_after_all()
+        except TransportError:
+            return  # the publisher was closed under us; puts and deletes say so to their callers
+
+    def stop(self) -> None:
+        """Returns when nothing is being opened any more."""
+        self._stopping.set()
+        if self.is_alive():
+            self.join()
+
+    def watch(self, volume: Volume) -> None:
+        """It was just opened, and is on the shelf or about to be."""
+        self._watched[volume.descriptor.id] = _Watched(volume, _file_of(volume.descriptor), self._interval_s)
+
+    def _look_after_all(self) -> None:
+        for volume in self._shelf.volumes():
+            watched = self._watched.get(volume.descriptor.id)
+            if watched is not None and watched.volume is volume:
+                self._look_after(watched)
+
+    def _look_after(self, watched: _Watched) -> None:
+        reason = self._complaint(watched)
+        if not reason:
+            watched.pause_s = self._interval_s
+        elif time.monotonic() >= watched.due_s:
+            watched.volume = self._open_anew(watched.volume, reason)
+            if not isinstance(watched.volume, AbsentVolume):
+                watched.file = _file_of(watched.volume.descriptor)
+            watched.due_s = time.monotonic() + watched.pause_s
+            watched.pause_s = min(2 * watched.pause_s, BACK_OFF_MAX_S)
+
+    def _complaint(self, watched: _Watched) -> str:
+        """Why a volume must be opened anew, or ''."""
+        descriptor = watched.volume.descriptor
+        with self._shelf.use(descriptor.id) as used:
+            if used is not watched.volume:
+                return ""
+            if descriptor.path and not isinstance(used, AbsentVolume) and _file_of(descriptor) != watched.file:
+                return f"{descriptor.path} is gone, or another file has its name"
+            return used.stat().degraded
+
+    def _open_anew(self, before: Volume, reason: str) -> Volume:
+        """What serves in its place now: itself, where it is still used."""
+        descriptor = before.descriptor
+        after: Volume
+        with self._lock:
+            meanwhile = AbsentVolume(descriptor, f"it is being opened again: {reason}", before.live_headers)
+            if not self._shelf.replace(before, meanwhile, _DRAIN_S):
+                self._shelf.replace(meanwhile, before)
+                return before
+            announced = before.live_headers()
+            before.close()
+            try:
+                after = self._open(descriptor)
+            except VolumeError as error:
+                after = AbsentVolume(descriptor, str(error))
+            with self._announcer.ordering:
+                try:
+                    self._announcer.reconciled(descriptor, announced, after.live_headers())
+                finally:
+                    self._shelf.replace(meanwhile, after)
+        if not isinstance(after, AbsentVolume):
+            _log.info("volume serves again", volume=descriptor.id, reason=reason)
+        elif not isinstance(before, AbsentVolume):
+            _log.warning("volume cannot be used", volume=descriptor.id, reason=reason, error=after.stat().degraded)
+        return after
+
+    def _open(self, descriptor: VolumeDescriptor) -> Volume:
+        # Made anew in the folder of a file system that is not mounted, it would fill another one.
+        if descriptor.path and _file_of(descriptor) is None:
+            raise VolumeError(
+                f"volume {descriptor.id!r}: {descriptor.path} is not there; bring it back, or restart the agent to "
+                "have it made anew"
+            )
+        return self._reopen(descriptor)
+
+
+def _file_of(descriptor: VolumeDescriptor) -> FileIdentity | None:
+    """Which file or folder a path means now; None where there is none."""
+    if not descriptor.path:
+        return None
+    try:
+        status = os.stat(descriptor.path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

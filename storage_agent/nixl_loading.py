@@ -1,0 +1,60 @@
+"""NIXL's bindings, loaded when first needed, and what every backend's use of them shares."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from storage_agent.errors import TransferError
+
+
+class Nixl(NamedTuple):
+    """`module`: the bindings. `errors`: what their calls raise."""
+
+    module: ModuleType
+    errors: tuple[type[Exception], ...]
+
+
+_loaded: Nixl | None = None
+
+
+def load_nixl() -> Nixl:
+    """Without the package `nixl`, which imports torch. Raises `TransferError` where there are no bindings."""
+    global _loaded
+    if _loaded is None:
+        os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")  # it prints to stdout otherwise
+        # A dead S3 endpoint is given up after 2 seconds, not 26.
+        os.environ.setdefault("AWS_RETRY_MODE", "standard")
+        os.environ.setdefault("AWS_MAX_ATTEMPTS", "3")
+        reasons = []
+        for name in ("nixl_cu12", "nixl_cu13"):
+            try:
+                module = importlib.import_module(name)
+            except ImportError as error:
+                reasons.append(f"{name}: {error}")
+                continue
+            bindings = vars(module._api.nixlBind).values()
+            errors = tuple(b for b in bindings if isinstance(b, type) and issubclass(b, Exception))
+            _loaded = Nixl(module, errors)
+            break
+        else:
+            raise TransferError(f"NIXL cannot be loaded ({'; '.join(reasons)}); install nixl 1.5.1 or later")
+    return _loaded
+
+
+def make_agent(nixl: Nixl, name: str) -> Any:
+    """An agent without backends. Strict synchronisation: any other crashes with several threads."""
+    module = nixl.module
+    settings = module.nixl_agent_config(
+        enable_prog_thread=False, backends=[], sync_mode=module.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+    )
+    return module.nixl_agent(name, settings)
+
+
+def keep_for_ever(*in_flight: Any) -> None:
+    """Keep what may still be written to until the process ends, past the interpreter's own clean-up."""
+    for kept in in_flight:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))

@@ -1,0 +1,193 @@
+"""Memory that peers pull from, and that is pulled into from theirs, by NIXL's UCX backend.
+
+Two agents exchange NIXL's metadata over a command socket. A peer that stops answers never and one that dies raises, so
+every pull has a deadline of ours. Taking memory back is no fence: a peer may still read it, so what lies in it says by
+a mark and checksums whether it is what was lent (`loans`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from storage_agent.errors import TransferError
+from storage_agent.fifo_lock import FifoLock
+from storage_agent.file_transfer import Offsets
+from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_agent
+
+_INFINIBAND = "/sys/class/infiniband"
+PROGRESS_INTERVAL_S = 0.000_3
+_POLL_S_MIN = 0.000_2
+_POLL_S_MAX = 0.001
+_window_numbers = itertools.count()
+
+
+class NixlWindow:
+    """One piece of memory and a UCX agent for it. Thread-safe: one holder of `exclusive` at a time.
+
+    After a deadline the agent and the memory are never touched nor freed again, and fresh ones take their place.
+    """
+
+    def __init__(self, name: str, window_bytes: int, *, deadline_s: float = 30.0) -> None:
+        """Raises `TransferError` where NIXL or its UCX backend cannot be had."""
+        self._name = name
+        self._bytes = window_bytes
+        self._deadline_s = deadline_s
+        self._lock = FifoLock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._nixl = load_nixl()
+        self._agent: Any = None
+        self._peers: dict[bytes, Any] = {}
+        """Names of peers by their metadata."""
+        with self._lock:
+            self._open()
+
+    @property
+    def window_bytes(self) -> int:
+        return self._bytes
+
+    @contextmanager
+    def exclusive(self) -> Iterator[memoryview]:
+        """The memory, for one thread at a time. Raises `TransferError` when closed or in a forked child."""
+        with self._lock:
+            if self._closed:
+                raise TransferError(f"{self._name} is closed")
+            if os.getpid() != self._pid:
+                raise TransferError(f"{self._name} was made by process {self._pid}; NIXL cannot be used after a fork")
+            if self._agent is None:
+                self._open()
+            yield memoryview(self._memory)
+
+    @property
+    def address(self) -> int:
+        """Of the memory's first byte. Hold `exclusive`."""
+        return self._address
+
+    @property
+    def metadata(self) -> bytes:
+        """What a peer needs to pull from here. Hold `exclusive`."""
+        found: bytes = self._agent.get_agent_metadata()
+        return found
+
+    def progress(self) -> None:
+        """Let peers' pulls go on: UCX answers them only while it is called, every `PROGRESS_INTERVAL_S`."""
+        agent = self._agent
+        if agent is not None:
+            with suppress(*self._nixl.errors):  # a peer's fault is its own to find
+                agent.get_new_notifs()
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """A thread that calls `progress` meanwhile."""
+        done = threading.Event()
+
+        def serve() -> None:
+            while not done.wait(PROGRESS_INTERVAL_S):
+                self.progress()
+
+        thread = threading.Thread(target=serve, name=f"progress-{self._name}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def pull(self, metadata: bytes, addresses: Offsets, offsets: Offsets, lengths: Offsets) -> None:
+        """Read a peer's memory into ours at `offsets`. All in bytes, equally long. Hold `exclusive`.
+
+        Raises `TransferError`: the peer is gone, or does not answer before the deadline. Nothing is written later.
+        """
+        agent = self._agent
+        try:
+            peer = self._peers.get(metadata)
+            if peer is None:
+                peer = self._peers[metadata] = agent.add_remote_agent(metadata)
+            ours = _descriptors(offsets + np.uint64(self._address), lengths)
+            theirs = _descriptors(addresses, lengths)
+            indices = np.arange(len(lengths), dtype=np.int32)
+            our_side = agent.prep_xfer_dlist("NIXL_INIT_AGENT", ours, "DRAM")
+            their_side = agent.prep_xfer_dlist(peer, theirs, "DRAM")
+            handle = agent.make_prepped_xfer("READ", our_side, indices, their_side, indices)
+        except self._nixl.errors as error:
+            self.forget(metadata)
+            raise TransferError(f"{self._name}: NIXL refuses the pull: {error}") from error
+        state = "PROC"
+        try:
+            state = self._wait(agent, handle)
+            if state == "PROC":
+                reason = f"the peer did not answer in {self._deadline_s} s; check that it runs"
+                raise TransferError(f"{self._name}: {reason}")
+            for each in (handle, our_side, their_side):
+                each.release()
+        except self._nixl.errors as error:
+            state = str(error) or type(error).__name__
+        finally:
+            if state == "PROC":  # an interrupt too: it may be written into still
+                self._quarantine(agent, handle, our_side, their_side)
+        if state != "DONE":
+            self.forget(metadata)
+            raise TransferError(f"{self._name}: the peer is gone: {state}")
+
+    def forget(self, metadata: bytes) -> None:
+        """Let go of a peer. Hold `exclusive`."""
+        peer = self._peers.pop(metadata, None)
+        if peer is not None and self._agent is not None:
+            with suppress(*self._nixl.errors):  # it is gone by itself
+                self._agent.remove_remote_agent(peer)
+
+    def close(self) -> None:
+        """Wait for the pull under way, then let go of peers and memory. Idempotent."""
+        with self._lock:
+            self._closed = True
+            for metadata in list(self._peers):
+                self.forget(metadata)
+            self._agent = None
+
+    def _open(self) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+        self._memory = mmap.mmap(-1, self._bytes, flags=flags)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._peers = {}
+        # Not the pid alone: it is the same in many containers, and NIXL tells agents apart by name.
+        name = f"{self._name}-{os.getpid()}-{next(_window_numbers)}-{os.urandom(4).hex()}"
+        if not os.path.isdir(_INFINIBAND) or not os.listdir(_INFINIBAND):
+            os.environ.setdefault("UCX_MODULES", "^ib")  # the process crashes at its end otherwise
+        try:
+            agent = make_agent(self._nixl, name)
+            agent.create_backend("UCX", {})
+            agent.register_memory([(self._address, self._bytes, 0, "")], "DRAM")
+        except self._nixl.errors as error:
+            raise TransferError(f"{self._name}: NIXL's UCX backend does not start: {error}") from error
+        self._agent = agent
+
+    def _wait(self, agent: Any, handle: Any) -> str:
+        deadline = time.monotonic() + self._deadline_s
+        pause_s = _POLL_S_MIN
+        state: str = agent.transfer(handle)
+        while state == "PROC" and time.monotonic() < deadline:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _POLL_S_MAX)
+            state = agent.check_xfer_state(handle)
+        return state
+
+    def _quarantine(self, *in_flight: Any) -> None:
+        keep_for_ever(*in_flight, self._memory)
+        self._agent = None
+
+
+def _descriptors(addresses: Offsets, lengths: Offsets) -> Offsets:
+    made = np.zeros((len(lengths), 3), dtype=np.uint64)
+    made[:, 0] = addresses
+    made[:, 1] = lengths
+    return made

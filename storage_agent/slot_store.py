@@ -1,0 +1,139 @@
+"""What a kind of volume provides under `slot_volume.SlotVolume`: slots of bytes on one medium.
+
+A store writes and reads headers and payloads and checks them against each other; which block is in which slot, who may
+read it, what is announced and counted is the volume's, the same for every kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from storage_agent.block_header import BlockHeader
+from storage_agent.errors import BlockFormatError, CorruptBlock, TransferError
+from storage_agent.slot_classes import SlotClasses
+from storage_agent.slot_rows import SlotRows
+
+Item = TypeVar("Item")
+Take = Callable[[int, CorruptBlock | None, memoryview], None]
+"""Gets a read's number in the batch, what is wrong with it if anything, and its bytes, which last for the call."""
+
+
+class SlotWrite(NamedTuple):
+    """A payload bound for a slot. `number`: its place in the caller's batch. `payload` has format `B`.
+
+    `checksums`: XXH3-64 of each part of the payload (`BlockHeader.parts`).
+    """
+
+    number: int
+    header: BlockHeader
+    payload: memoryview
+    checksums: tuple[int, ...]
+
+
+class SlotRead(NamedTuple):
+    """`parts` parts of a slot's payload, from `first` on."""
+
+    header: BlockHeader
+    first: int
+    parts: int
+
+    @property
+    def offset(self) -> int:
+        return self.first * self.header.part_bytes
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.parts * self.header.part_bytes
+
+
+class Recovered(NamedTuple):
+    """What a store found when it was opened. Generations from `generation_next` on were never used.
+
+    `classes`: sizes of its slots, where they are not equal; such a store is not resized.
+    """
+
+    rows: SlotRows
+    generation_next: int
+    classes: SlotClasses = ()
+
+
+class SlotStore(Protocol):
+    """Slots on one medium. Thread-safe. Raises `TransferError` where bytes cannot be moved."""
+
+    @property
+    def mode(self) -> str:
+        """How bytes move, for people: `O_DIRECT`, `buffered`, …"""
+
+    @property
+    def batch_slots(self) -> int:
+        """Most slots of one call of `write`, `read` or `erase`."""
+
+    def recover(self) -> Recovered:
+        """Called once, before anything else. What is torn, or older than its double, is freed on the medium first.
+
+        Raises `OSError` or `VolumeError`.
+        """
+
+    def write(self, writes: Sequence[SlotWrite]) -> None:
+        """Write headers and payloads; `sync` makes them durable.
+
+        Raises `BlockFormatError` before anything is written, `TransferError` after which any part may be.
+        """
+
+    def sync(self) -> None:
+        """Make everything written so far durable. Raises `TransferError`, in doubt where it may be or not."""
+
+    def read(self, reads: Sequence[SlotRead], take: Take) -> None:
+        """Read parts of slots, check them against their headers, hand each to `take`.
+
+        Raises `TransferError` before the first `take`.
+        """
+
+    def erase(self, headers: Sequence[BlockHeader]) -> None:
+        """Free slots on the medium, durably: after a restart they are not found again."""
+
+    def forget_cached(self, headers: Sequence[BlockHeader]) -> None:
+        """Have the next read of these slots come from the medium, as far as that can be had."""
+
+    def resize(self, capacity_blocks: int) -> None:
+        """Make or give back room; slots from the smaller capacity on are free. Durable. Raises `VolumeError`."""
+
+    def compact(self) -> int:
+        """Rewrite what is fragmented, keeping chains together. Bytes given back.
+
+        At every moment, and after a crash at any, each block that is not erased can be read.
+        """
+
+    @property
+    def upkeep_due(self) -> bool:
+        """Whether `upkeep` now is worth its time."""
+
+    def upkeep(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
+        """Save the table where that shortens the next recovery; give back what is dead.
+
+        Raises `OSError`, `TransferError`, and has done no harm then.
+
+        `copy_table` returns the rows, and the slots being written or freed: of these the medium alone can tell.
+        """
+
+    def close(self, *, in_order: bool, generation_next: int) -> None:
+        """Let go of the medium. `in_order`: nothing is under way or in doubt. Idempotent."""
+
+
+def each_alone_if_one_fails(
+    items: Sequence[Item], transfer: Callable[[Sequence[Item]], None]
+) -> list[tuple[Item, TransferError | BlockFormatError]]:
+    """Run `transfer` on all of `items`; if that fails, on each alone, so that one bad place fails one block only.
+
+    Returns those that failed. A failure in doubt (a deadline) fails all at once: each alone would wait as long again.
+    """
+    if not items:
+        return []
+    try:
+        transfer(items)
+    except (TransferError, BlockFormatError) as error:
+        if len(items) == 1 or (isinstance(error, TransferError) and error.in_doubt):
+            return [(item, error) for item in items]
+        return [failure for item in items for failure in each_alone_if_one_fails([item], transfer)]
+    return []
