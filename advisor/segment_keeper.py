@@ -35,6 +35,8 @@ class Keeper(threading.Thread):
         self._catalogue = catalogue
         self._segment_bytes = segment_bytes
         self._prepared: Path | None = None
+        self._prepared_count = 0
+        """Each has a name of its own: one that was taken is not yet renamed when the next is made."""
         self._work = threading.Event()
         self._ending = threading.Event()
         self._preparing = threading.Lock()
@@ -103,7 +105,8 @@ class Keeper(threading.Thread):
                 self._prepared = self._prepare()
 
     def _prepare(self) -> Path:
-        path = self._shelf.folder / f"prepared{TEMPORARY_SUFFIX}"
+        self._prepared_count += 1
+        path = self._shelf.folder / f"prepared-{self._prepared_count}{TEMPORARY_SUFFIX}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, self._segment_bytes)

@@ -15,9 +15,12 @@ from backports import zstd
 
 from advisor.entries import EntryKind, NewEntry, SettingsEntry, Tick, control_entry
 from advisor.errors import LogError
+from advisor.segment_catalogue import Catalogue
 from advisor.segment_files import READ_BYTES, SegmentDamaged
 from advisor.segment_format import HEAD, META
+from advisor.segment_keeper import Keeper
 from advisor.segment_log import SegmentLog
+from advisor.segment_shelf import Shelf
 from tests.disks import disk_of, file_size_limit
 
 SEGMENT_BYTES = 8_192
@@ -395,3 +398,12 @@ def test_log_that_grows_fast_is_sealed_once_it_is_slower(tmp_path: Path, monkeyp
     with closing(SegmentLog(tmp_path, segment_bytes=4_096)) as log:
         eventually(lambda: len(raw(tmp_path)) == 1, "all sealed but the one to write to")
         assert [entry.position for entry in log.read()] == list(range(1, log.last_position() + 1))
+
+
+def test_file_that_was_taken_is_left_alone_while_the_next_is_made(tmp_path: Path) -> None:
+    with closing(Catalogue(tmp_path, [])) as catalogue:
+        keeper = Keeper(Shelf(tmp_path), catalogue, SEGMENT_BYTES)
+        taken = keeper.take_prepared()
+        taken.write_bytes(b"the writer's")
+        assert keeper.take_prepared() != taken
+        assert taken.read_bytes() == b"the writer's"
