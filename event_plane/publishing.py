@@ -205,6 +205,7 @@ class BatchPublisher:
             if not 0 <= value <= _U64_MAX:
                 raise ValueError(f"{name} {value} is no u64: see schema.producer_id()")
         flush_rule = _flush_rule(options)
+        self._batch_events = flush_rule.events
         self._window_wait_s = options.get("window_wait_s", 2.0)
         self._heartbeat_s = options.get("heartbeat_s", 5.0)
         if not 0 <= self._heartbeat_s <= _HEARTBEAT_S_MAX:
@@ -224,6 +225,8 @@ class BatchPublisher:
         self._window = AckWindow(options.get("window_batches", 128))
         self._inbox: deque[_Item] = deque()
         self._inbox_events = 0
+        self._unsent_events = 0
+        """Of the turn under way."""
         self._handed_over = 0
         self._flush_up_to = 0
         self._flushed_up_to = 0
@@ -354,7 +357,9 @@ class BatchPublisher:
     def _wait_for_room(self) -> None:
         deadline = time.monotonic() + self._window_wait_s
         while not self._closing and self._running:
-            if self._window.is_full(self._last_sequence):
+            # What was handed over and not yet sent counts as sent: small batches would pass the window unseen.
+            waiting = (self._inbox_events + self._unsent_events) // self._batch_events
+            if self._window.is_full(self._last_sequence + waiting):
                 if not self._changed.wait(max(deadline - time.monotonic(), 0)):
                     self._window.forget_stragglers(self._last_sequence)
                     self._window_timeouts += 1
@@ -405,7 +410,7 @@ class BatchPublisher:
     def _next_turn(self) -> _Turn:
         items = list(self._inbox)
         self._inbox.clear()
-        self._inbox_events = 0
+        self._unsent_events, self._inbox_events = self._inbox_events, 0
         flushing = self._closing or self._flush_up_to > self._flushed_up_to
         return _Turn(self._batches(items, flushing), self._handed_over, flushing, self._closing)
 
@@ -463,12 +468,14 @@ class BatchPublisher:
                 self._buffer.append(batch.sequence, payload)
                 self._last_sequence = batch.sequence
                 self._events_sent += len(batch.records)
+                self._unsent_events = max(self._unsent_events - len(batch.records), 0)
         if count:
             self._sent_s = time.monotonic()
         return count < _BATCHES_PER_TURN
 
     def _end(self, turn: _Turn) -> None:
         with self._changed:
+            self._unsent_events = 0
             if turn.flushing:
                 self._flushed_up_to = turn.handed_over
             self._changed.notify_all()

@@ -184,6 +184,33 @@ def test_full_window_waits_and_then_goes_on_without_the_straggler(publish_at: Pu
 
 
 @subscribers_acknowledge
+def test_what_waits_to_be_sent_counts_in_the_window(publish_at: PublishAt, subscribe: Subscribe) -> None:
+    publisher, subscriber = publish_at(flush_events=1, window_batches=64, window_wait_s=PATIENCE_S), subscribe()
+    publisher.publish(stores(1), flush=True)
+    resend(subscriber, 0)
+    subscriber.acknowledge(PRODUCER, 3, 0)
+    wait_for(lambda: publisher.stat().acknowledging_subscribers == 1)
+    calls = 0
+
+    def publish() -> None:
+        nonlocal calls
+        for first in range(2, 2_002, 10):
+            publisher.publish(stores(*range(first, first + 10)))
+            calls += 1
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    wait_for(lambda: publisher.last_sequence >= 64)
+    publisher.flush()
+    # The window, the call that filled it, and the one that was let in before it was full.
+    assert publisher.last_sequence <= 64 + 2 * 10
+    while publishing.is_alive():
+        subscriber.acknowledge(PRODUCER, 3, publisher.last_sequence)
+        publishing.join(0.01)
+    publisher.flush()
+    assert (calls, publisher.last_sequence, publisher.stat().window_timeouts) == (200, 2_000, 0)
+
+
 def test_acknowledgement_opens_the_window_for_a_waiting_publisher(publish_at: PublishAt, subscribe: Subscribe) -> None:
     publisher, subscriber = publish_at(flush_events=1, window_batches=1, window_wait_s=PATIENCE_S), subscribe()
     publisher.publish(stores(1), flush=True)
