@@ -110,7 +110,9 @@ class DirectoryReader:
         A read under way may find its file closed, or another in its place: it fails, or sees by the mark, and is tried
         again.
         """
-        there = {int(p.stem): p for p in sorted(self.path.iterdir()) if p.suffix in (SEALED, WRITING)}
+        # A draft that is about to be renamed has another's name within its own.
+        named = [p for p in sorted(self.path.iterdir()) if p.suffix in (SEALED, WRITING) and p.stem.isdecimal()]
+        there = {int(p.stem): p for p in named}
         for number in self._segments.keys() - there.keys():
             self._segments.pop(number).close()
             del self._in_segment[number]

@@ -180,6 +180,11 @@ class ZmqProxy:
         self._router.send_multipart(frames)
 
 
+def _abort(opening: asyncio.Task[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[1].transport.abort()
+
+
 class ByteProxy:
     """Passes TCP connections on to a port of this machine; `cut` ends them, `stall` holds up what they carry."""
 
@@ -226,11 +231,16 @@ class ByteProxy:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, both ways, until either end goes or it is cut."""
+        opening = self._loop.create_task(asyncio.open_connection("127.0.0.1", self._target_port))
         try:
-            target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+            target_reader, target_writer = await asyncio.shield(opening)
         except OSError:
             # The target is away: the client sees its connection end, as it would without a proxy.
             return
+        except asyncio.CancelledError:
+            # Cut while it is opened: what comes of it all the same has nobody else to end it.
+            opening.add_done_callback(_abort)
+            raise
         both = [self._pump(reader, target_writer), self._pump(target_reader, writer)]
         tasks = [self._loop.create_task(each) for each in both]
         try:

@@ -193,3 +193,12 @@ def test_a_kind_of_view_has_a_path(tmp_path: Path) -> None:
     asked = VolumeCase(kind="directory-view").descriptor()
     with pytest.raises(VolumeError, match="no path is given"):
         prepare(asked, [tmp_path])
+
+
+def test_view_looks_past_a_draft_that_is_about_to_be_renamed(owner: Volume, owner_case: VolumeCase) -> None:
+    owner.put([block(1)])
+    # As `replace_file` makes one beside the name that it will take.
+    (owner_case.path / ".00000003.index.writing").write_bytes(b"half of it")
+    with viewed(owner_case) as view:
+        _, taken = read(view, 1)
+    assert taken == {1: payload(1)}
