@@ -116,7 +116,7 @@ class ScrubReport(msgspec.Struct, frozen=True):
 
 
 class CompactReport(msgspec.Struct, frozen=True):
-    """What a compaction gave back to the medium."""
+    """What a compaction gave back: to the medium, or, of slots of several sizes, to larger blocks."""
 
     freed_bytes: int
 
@@ -148,7 +148,8 @@ class CommandOutcome(msgspec.Struct, frozen=True):
 class AgentPort(Protocol):
     """What the advisor may ask of an agent. Idempotent by `command_id`: asked again, it answers as before.
 
-    `term` is the advisor's, 0 for others: a command of an older one than was heard of is refused by `StaleTerm`.
+    `term` is the advisor's, 0 for others: a command of an older one than was heard of, in this life of the agent or an
+    earlier one, is refused by `StaleTerm`.
     """
 
     def stat(self) -> AgentStat:
@@ -167,10 +168,10 @@ class AgentPort(Protocol):
     ) -> CommandOutcome:
         """Copy blocks as `copy` does; unless `keep`, free those on `source` whose copy on `target` is verified."""
 
-    def scrub(self, command_id: str, volume: str) -> ScrubReport:
+    def scrub(self, command_id: str, volume: str, *, term: int = 0) -> ScrubReport:
         """Read and verify every block of a volume; what is corrupt is freed and announced."""
 
-    def compact(self, command_id: str, volume: str) -> CompactReport:
+    def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport:
         """Rewrite what is fragmented on a volume."""
 
 

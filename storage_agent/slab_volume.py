@@ -178,7 +178,7 @@ class SlabStore:
             self._intents = SlabIntents(self._slab.superblock, None, _draw_mark())
 
     def compact(self) -> int:
-        """Nothing: equal slots do not fragment."""
+        """Nothing: slots of one size do not fragment, and a `SlotVolume` sees to classes."""
         return 0
 
     @property

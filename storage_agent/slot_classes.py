@@ -1,7 +1,8 @@
 """Slots of several sizes on one volume, so that small blocks do not take large slots. Pure.
 
 A block takes a free slot of the smallest class that holds it, and of a larger one when those are all taken: a block
-that is kept is worth more than the room that it wastes. It stays there until it is deleted.
+that is kept is worth more than the room that it wastes. Compaction carries it to a slot of its own class once one is
+free.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Blocks from slot to slot of one volume while they are served, so that the slots past a capacity can be given back."""
+"""Blocks from slot to slot of one volume while they are served.
+
+So slots past a capacity can be given back, and large slots that took small blocks while the small slots were taken.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from storage_agent.block_header import BlockHeader, part_checksums
+from storage_agent.chains import chain_order
 from storage_agent.errors import TransferError, VolumeError
 from storage_agent.slot_store import SlotStore, SlotWrite
 from storage_agent.slot_table import SlotTable
@@ -45,21 +49,41 @@ def shrink(
         raise VolumeError(f"volume {volume!r} cannot be shrunk: {error}") from error
 
 
+def settle_into_classes(
+    table: SlotTable, unpinned: threading.Condition, store: SlotStore, read_all: ReadAll
+) -> int:
+    """Carry blocks to free slots of the class of their size, chain by chain. Bytes that larger blocks have again.
+
+    Raises `TransferError`, with every block served as before or in its place.
+    """
+    with unpinned:
+        oversized = chain_order(table.oversized())
+    freed_bytes = 0
+    for start in range(0, len(oversized), store.batch_slots):
+        for old, copy in _move(read_all(oversized[start : start + store.batch_slots]), table, unpinned, store):
+            freed_bytes += table.class_bytes(old.slot) - table.class_bytes(copy.slot)
+    return freed_bytes
+
+
 def _move(
     blocks: Sequence[tuple[BlockHeader, bytes]], table: SlotTable, unpinned: threading.Condition, store: SlotStore
-) -> None:
-    """Copy blocks to slots below the limit, durably, serve the copies, free the old slots. Raises `TransferError`."""
+) -> list[tuple[BlockHeader, BlockHeader]]:
+    """Copy blocks to better slots, durably, serve the copies, free the old slots. The old and the copy of those moved.
+
+    Raises `TransferError`.
+    """
     writes: list[SlotWrite] = []
     olds: list[BlockHeader] = []
     for number, (old, payload) in enumerate(blocks):
         with unpinned:
-            reserved = table.reserve_copy()
+            reserved = table.reserve_copy(old)
         if reserved is None:
-            break  # puts took what was free: the caller finds the slot in use
+            continue  # puts took what was free: it stays in its slot
         copy = old._replace(slot=reserved.slot, generation=reserved.generation)
         writes.append(SlotWrite(number, copy, memoryview(payload), part_checksums(memoryview(payload), old.part_bytes)))
         olds.append(old)
     switched: list[BlockHeader] = []
+    moved: list[tuple[BlockHeader, BlockHeader]] = []
     unused = [write.header for write in writes]
     try:
         if writes:
@@ -69,6 +93,7 @@ def _move(
             for old, write in zip(olds, writes, strict=True):
                 if table.switch(old, write.header):
                     switched.append(old)
+                    moved.append((old, write.header))
                     unused.remove(write.header)
             unpinned.wait_for(lambda: not any(table.is_pinned(old.slot) for old in switched))
     finally:
@@ -82,3 +107,4 @@ def _move(
         with unpinned:
             for old in switched:
                 table.release(old.slot)
+    return moved

@@ -123,9 +123,28 @@ class SlotTable:
         self._keys[packed] = reserved.slot
         return reserved
 
-    def reserve_copy(self) -> Reservation | None:
-        """Take a free slot for a block that is in another slot; None where none is free. Of equal slots only."""
-        return self._reserve_slot(None, self._free[0]) if self._free[0] else None
+    def reserve_copy(self, held: BlockHeader) -> Reservation | None:
+        """Take a free slot for a block that is in another one, where there are several sizes of a smaller class.
+
+        None where none is free.
+        """
+        free = self._free_for(held.payload_bytes)
+        if not free or (self.classes and self._class_number(free[0]) >= self._class_number(held.slot)):
+            return None
+        return self._reserve_slot(None, free)
+
+    def oversized(self) -> list[BlockHeader]:
+        """The blocks whose slots are of a larger class than they need."""
+        found: list[BlockHeader] = []
+        for header in self.live_headers():
+            number = self._class_number(header.slot)
+            if number > 0 and header.payload_bytes <= self.classes[number - 1].block_bytes:
+                found.append(header)
+        return found
+
+    def class_bytes(self, slot: int) -> int:
+        """The largest block that `slot` takes, where slots are of several sizes."""
+        return self.classes[self._class_number(slot)].block_bytes
 
     def hold(self, slot: int) -> bool:
         """Keep a free slot from being reserved, until `abandon`. False where it is not free."""

@@ -16,7 +16,7 @@ from storage_agent.port import BlockKey, Outcome, PutBlock, Result, ScrubReport,
 from storage_agent.shards import Shard, check_layout, check_span, gather
 from storage_agent.sliced_read import SlicedRead, plan_read
 from storage_agent.slot_leasing import LeasableStore, SlotLeasing
-from storage_agent.slot_moving import shrink
+from storage_agent.slot_moving import settle_into_classes, shrink
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import SlotRead, SlotStore, SlotWrite, each_alone_if_one_fails
 from storage_agent.slot_table import Refusal, SlotTable
@@ -166,7 +166,11 @@ class SlotVolume:
     def compact(self) -> int:
         """See `Volume.compact`."""
         try:
-            return self._store.compact()
+            with self._resizing:
+                settled_bytes = 0
+                if self._table.classes:
+                    settled_bytes = settle_into_classes(self._table, self._unpinned, self._store, self._read_headers)
+                return settled_bytes + self._store.compact()
         except TransferError as error:
             self._degrade(str(error))
             raise VolumeError(f"volume {self.descriptor.id!r} cannot be compacted: {error}") from error

@@ -132,3 +132,23 @@ def test_classes_that_make_no_sense_are_refused_and_nothing_is_made(tmp_path: Pa
     with pytest.raises(VolumeError, match=words), opened(descriptor(tmp_path, classes), tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_compaction_carries_small_blocks_out_of_large_slots_and_keeps_chains_in_order(tmp_path: Path) -> None:
+    classes: list[OptionValue] = [{"block_bytes": SMALL, "blocks": 3}, {"block_bytes": LARGE, "blocks": 4}]
+    asked = descriptor(tmp_path, classes, capacity_blocks=7)
+    with opened(asked, tmp_path) as volume:
+        volume.put([block(n, SMALL) for n in range(1, 4)])
+        child = PutBlock(key(4), NAMESPACE, memoryview(bytes([4]) * SMALL), parent_hash=5)
+        volume.put([child, block(5, SMALL), block(6, LARGE), block(7, LARGE)])
+        assert volume.put([block(8, LARGE)])[0].result is Result.FULL
+        volume.delete([key(1), key(2)])
+        assert volume.compact() == 2 * (LARGE - SMALL)
+        slots = {header.key.sequence_hash: header.slot for header in volume.live_headers()}
+        assert [slots[n] for n in (5, 4, 3)] == [0, 1, 2], "the parent comes first"
+        assert volume.put([block(8, LARGE)])[0].result is Result.STORED
+        assert volume.compact() == 0
+        assert volume.stat().slots_free == 1
+    with opened(asked, tmp_path) as volume:
+        assert volume.scrub().good == 6
+        assert {h.key.sequence_hash for h in volume.live_headers()} == {3, 4, 5, 6, 7, 8}
