@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
+from storage_agent.bench_seaweed import BUCKET, SeaweedServer
 from storage_agent.block_header import BlockHeader
 from storage_agent.descriptor import OptionValue
 from storage_agent.object_bucket import Bucket
 from storage_agent.volume import Volume
 from storage_agent.volume_contract import VolumeCase, VolumeContract, payload
-from tests.seaweed import BUCKET, SeaweedServer
 
 _prefixes = itertools.count()
 

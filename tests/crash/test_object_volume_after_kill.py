@@ -17,6 +17,7 @@ import pytest
 
 from storage_agent import object_owner
 from storage_agent.agent import StorageAgent
+from storage_agent.bench_seaweed import BUCKET, SeaweedServer
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import VolumeError
 from storage_agent.nixl_objects import NixlObjects
@@ -36,7 +37,6 @@ from storage_agent.volume_contract import (
     read,
     results,
 )
-from tests.seaweed import BUCKET, SeaweedServer
 
 WRITER = Path(__file__).with_name("put_objects_until_killed.py")
 _spec = importlib.util.spec_from_file_location("put_objects_until_killed", WRITER)

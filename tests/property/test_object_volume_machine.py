@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from storage_agent.bench_seaweed import BUCKET, SeaweedServer
 from storage_agent.object_bucket import Bucket
 from storage_agent.object_format import blocks_name, unpack_index
 from storage_agent.port import Result
 from storage_agent.volume import Volume
 from storage_agent.volume_contract import Told, VolumeCase, assert_exact, block, held, keys, payload, read, results
-from tests.seaweed import BUCKET, SeaweedServer
 
 CAPACITY = 8
 _prefixes = itertools.count()

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from storage_agent.bench_seaweed import BUCKET, SeaweedServer
 from storage_agent.endpoints import Endpoint
 from storage_agent.errors import TransferError
 from storage_agent.nixl_objects import NixlObjects, ObjectLanes, ObjectRange
 from storage_agent.object_bucket import Bucket
 from tests.ports import free_ports
-from tests.seaweed import BUCKET, SeaweedServer
 
 KIB = 1024
 CONTENT = bytes(range(256)) * (4 * KIB)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from storage_agent import object_owner
+from storage_agent.bench_seaweed import BUCKET, SeaweedServer
 from storage_agent.descriptor import OptionValue
 from storage_agent.errors import TransferError, VolumeError
 from storage_agent.object_bucket import Bucket
@@ -18,7 +19,6 @@ from storage_agent.object_format import Holder, OwnerRecord, owner_name, pack_ow
 from storage_agent.object_owner import GENERATIONS_A_LIFE, ObjectOwner, this_process
 from storage_agent.port import Result
 from storage_agent.volume_contract import VolumeCase, assert_exact, block, key, read, results
-from tests.seaweed import BUCKET, SeaweedServer
 
 _prefixes = itertools.count()
 LEASE_S = 1.0

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from storage_agent.bench_seaweed import BUCKET, SeaweedServer
 from storage_agent.block_header import PAGE_BYTES
 from storage_agent.descriptor import OptionValue
 from storage_agent.endpoints import Endpoint
@@ -47,7 +48,6 @@ from storage_agent.volume_contract import (
 )
 from storage_agent.volumes_command import app as volumes_app
 from tests.ports import free_ports
-from tests.seaweed import BUCKET, SeaweedServer
 
 _prefixes = itertools.count()
 
