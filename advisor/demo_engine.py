@@ -155,7 +155,12 @@ def open_engine(settings: EngineSettings, config: KvbmConfig, agent: AgentSettin
     )
     closing.callback(agent_publisher.close)
     storage = closing.enter_context(
-        StorageAgent(agent.name, publisher=agent_publisher, allowed_roots=agent.allowed_roots)
+        StorageAgent(
+            agent.name,
+            publisher=agent_publisher,
+            allowed_roots=agent.allowed_roots,
+            state_folder=agent.state_folder,
+        )
     )
     storage.register_volumes(agent.volumes)
     closing.enter_context(AgentService(storage, agent.command_url))

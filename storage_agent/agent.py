@@ -58,8 +58,12 @@ class StorageAgent:
         allowed_roots: Sequence[Path],
         endpoints: Mapping[str, Endpoint] | None = None,
         mend_interval_s: float = MEND_INTERVAL_S,
+        state_folder: Path | None = None,
     ) -> None:
         """Volumes lie inside `allowed_roots` or on `endpoints`, nowhere else.
+
+        The newest term is kept in `state_folder`; without one it is forgotten at the end. Raises `TermError` where
+        what lies there cannot be read.
 
         Degraded volumes are looked for so often, and opened anew; each waits longer after each time.
         """
@@ -67,7 +71,7 @@ class StorageAgent:
         self._endpoints = dict(endpoints or {})
         self._allowed_roots = tuple(allowed_roots)
         self._announcer = Announcer(name, publisher)
-        self._terms = TermFence()
+        self._terms = TermFence(name, state_folder)
         self._block_commands = CommandLane[CommandOutcome]()
         self._scrubs = CommandLane[ScrubReport]()
         self._compactions = CommandLane[CompactReport]()
@@ -279,24 +283,28 @@ class StorageAgent:
 
         return self._answer(command_id, term, run)
 
-    def scrub(self, command_id: str, volume: str) -> ScrubReport:
+    def scrub(self, command_id: str, volume: str, *, term: int = 0) -> ScrubReport:
         """See `AgentPort.scrub`. Raises `VolumeError`."""
 
         def carry_out() -> ScrubReport:
+            self._terms.require(term)
             with self._shelf.use_registered(volume) as opened:
                 report = opened.scrub()
             self._announcer.flush()
             return report
 
+        self._terms.require(term)
         return self._scrubs.run(command_id, carry_out)
 
-    def compact(self, command_id: str, volume: str) -> CompactReport:
+    def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport:
         """See `AgentPort.compact`. Raises `VolumeError`."""
 
         def carry_out() -> CompactReport:
+            self._terms.require(term)
             with self._shelf.use_registered(volume) as opened:
                 return CompactReport(opened.compact())
 
+        self._terms.require(term)
         return self._compactions.run(command_id, carry_out)
 
     def _answer(self, command_id: str, term: int, run: Callable[[], list[Outcome]]) -> CommandOutcome:

@@ -57,6 +57,7 @@ def serve(settings: AgentSettings, closing: ExitStack) -> AgentService:
             publisher=publisher,
             allowed_roots=settings.allowed_roots,
             endpoints=settings.endpoints,
+            state_folder=settings.state_folder,
         )
     )
     volumes = storage.register_volumes(settings.volumes, absent_ok=True)

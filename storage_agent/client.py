@@ -79,16 +79,16 @@ class AgentClient:
         """See `AgentPort.move`."""
         return self._command(MoveRequest(command_id, keys_to_wire(keys), source, target, keep, term))
 
-    def scrub(self, command_id: str, volume: str) -> ScrubReport:
+    def scrub(self, command_id: str, volume: str, *, term: int = 0) -> ScrubReport:
         """See `AgentPort.scrub`. It may take longer than the timeout: ask again until it is answered."""
-        reply = self._ask(ScrubRequest(command_id, volume))
+        reply = self._ask(ScrubRequest(command_id, volume, term))
         if not isinstance(reply, ScrubReply):
             raise self._unexpected(reply)
         return reply.report
 
-    def compact(self, command_id: str, volume: str) -> CompactReport:
+    def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport:
         """See `AgentPort.compact`. As `scrub`."""
-        reply = self._ask(CompactRequest(command_id, volume))
+        reply = self._ask(CompactRequest(command_id, volume, term))
         if not isinstance(reply, CompactReply):
             raise self._unexpected(reply)
         return reply.report

@@ -93,10 +93,10 @@ class CommandDesk:
                 case MoveRequest(command_id, keys, source, target, keep, term):
                     blocks = keys_from_wire(keys)
                     return outcome_to_wire(agent.move(command_id, blocks, source, target, keep=keep, term=term))
-                case ScrubRequest(command_id, volume):
-                    return ScrubReply(agent.scrub(command_id, volume))
-                case CompactRequest(command_id, volume):
-                    return CompactReply(agent.compact(command_id, volume))
+                case ScrubRequest(command_id, volume, term):
+                    return ScrubReply(agent.scrub(command_id, volume, term=term))
+                case CompactRequest(command_id, volume, term):
+                    return CompactReply(agent.compact(command_id, volume, term=term))
                 case StatRequest():
                     return StatReply(agent.stat())
                 case _:

@@ -48,11 +48,13 @@ class MoveRequest(msgspec.Struct, frozen=True, tag="move"):
 class ScrubRequest(msgspec.Struct, frozen=True, tag="scrub"):
     command_id: str
     volume: str
+    term: int = 0
 
 
 class CompactRequest(msgspec.Struct, frozen=True, tag="compact"):
     command_id: str
     volume: str
+    term: int = 0
 
 
 class StatReply(msgspec.Struct, frozen=True, tag="stat"):

@@ -45,6 +45,7 @@ class _AgentTable(_CredentialKeys, frozen=True, kw_only=True, forbid_unknown_fie
     command_url: str
     event_url: str
     allowed_roots: list[str]
+    state_folder: str = ""
     volumes: list[_VolumeTable] = []
     endpoints: dict[str, Endpoint] = {}
 
@@ -61,6 +62,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What its publisher proves itself with there, and for ZeroMQ whom it lets in."""
     allowed_roots: list[Path]
     """Folders that volumes may lie in."""
+    state_folder: Path | None = None
+    """Where the newest term is kept; None: in memory alone."""
     volumes: list[VolumeDescriptor] = []
     endpoints: dict[str, Endpoint] = {}
     """Object stores that volumes may name."""
@@ -95,6 +98,7 @@ def settings_from_tables(tables: dict[str, object], file: Path) -> AgentSettings
         event_url=table.event_url,
         credentials=table.credentials(folder),
         allowed_roots=[folder / root for root in table.allowed_roots],
+        state_folder=_state_folder(table, folder),
         volumes=[
             VolumeDescriptor(
                 **{**msgspec.structs.asdict(volume), "path": str(folder / volume.path) if volume.path else ""}
@@ -123,6 +127,12 @@ def was_closed_in_order(descriptor: VolumeDescriptor, settings: AgentSettings) -
 def _reports(descriptor: VolumeDescriptor, settings: AgentSettings) -> Iterator[SlotReport]:
     with closing(inspect_volume(descriptor, settings.allowed_roots, settings.endpoints)) as inspection:
         yield from inspection.reports()
+
+
+def _state_folder(table: _AgentTable, folder: Path) -> Path | None:
+    """As it is set, or the first allowed root: the agent may write there."""
+    named = table.state_folder or next(iter(table.allowed_roots), "")
+    return folder / named if named else None
 
 
 def _path(kind: type, value: object) -> Path:

@@ -61,5 +61,9 @@ class LeaseError(StorageAgentError):
     """A step on a lease that it does not allow: another client has the shard, or the lease has run out."""
 
 
+class TermError(CommandRefused):
+    """A term that is none, or the file of the newest one cannot be read."""
+
+
 class StaleTerm(CommandRefused):
     """The command is of an older term than one that was carried out: another advisor has taken over."""

@@ -94,7 +94,7 @@ def test_a_move_does_not_wait_for_a_scrub(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def scrub(command_id: str, volume: str) -> ScrubReport:
+    def scrub(command_id: str, volume: str, *, term: int) -> ScrubReport:
         begun.set()
         assert go_on.wait(PATIENCE_S)
         return ScrubReport(0, 0, 0, 0)

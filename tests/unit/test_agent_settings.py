@@ -47,11 +47,19 @@ def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
     settings = load_settings(write(tmp_path, TEXT))
     assert settings.name == "agent-1"
     assert settings.allowed_roots == [tmp_path / "volumes", Path("/srv/kv")]
+    assert settings.state_folder == tmp_path / "volumes", "the first folder that the agent may write in"
     assert [volume.path for volume in settings.volumes] == [
         str(tmp_path / "volumes" / "fast.slab"),
         str(tmp_path / "volumes" / "slow.slab"),
     ]
     assert (settings.volumes[1].tier, settings.volumes[1].high_watermark) == (4, 0.8)
+
+
+def test_the_state_folder_is_named_or_the_first_root_or_none(tmp_path: Path) -> None:
+    named = load_settings(write(tmp_path, TEXT.replace("\n[[volumes]]", 'state_folder = "state"\n[[volumes]]', 1)))
+    assert named.state_folder == tmp_path / "state"
+    no_roots = TEXT.split("[[volumes]]")[0].replace('["volumes", "/srv/kv"]', "[]")
+    assert load_settings(write(tmp_path, no_roots)).state_folder is None
 
 
 def test_credentials_are_paths_from_the_files_folder(tmp_path: Path) -> None:
