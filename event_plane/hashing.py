@@ -36,30 +36,34 @@ def salt(adapter: str = "", namespace: str = "") -> int:
 
 def token_hash(tokens: Tokens, salt: int = BASE_SEED) -> int:
     """u64 hash of one block's own tokens. Raises `ValueError` for a token that is no u32."""
-    return xxhash.xxh3_64_intdigest(_little_endian_u32(tokens), salt)
+    return xxhash.xxh3_64_intdigest(little_endian_u32(tokens), salt)
 
 
 class SequenceHasher:
     """Hashes one growing sequence block by block. Not thread-safe; tokens short of a block wait for the next call."""
 
-    def __init__(self, salt: int, secret: bytes, block_tokens: int) -> None:
-        """`salt` is a u64, `secret` the namespace's key of at most 64 bytes. Raises `ValueError` naming a bad one."""
+    def __init__(self, salt: int, secret: bytes, block_tokens: int, *, after: int = 0) -> None:
+        """`salt` is a u64, `secret` the namespace's key of at most 64 bytes. `after` is the 128-bit sequence hash of the
+        block that the next one follows, 0 at the root. Raises `ValueError` naming a bad one."""
         if not 0 <= salt <= _U64:
             raise ValueError(f"salt {salt} is no u64: take it from hashing.salt()")
         if len(secret) > SECRET_BYTES_MAX:
             raise ValueError(f"namespace secret has {len(secret)} bytes: at most {SECRET_BYTES_MAX} are a BLAKE2b key")
         if block_tokens < 1:
             raise ValueError(f"block_tokens {block_tokens} must be at least 1")
+        if after < 0 or after >> 128:
+            raise ValueError(f"after = {after:#x} is no sequence hash: it has at most 128 bits")
         self._salt = salt
         self._secret = secret
         self._block_bytes = 4 * block_tokens
         self._partial = b""
-        self._low: int | None = None
-        self._high = 0
+        # A block's sequence hash is all that the chain needs of what came before it.
+        self._low: int | None = after & _U64 if after else None
+        self._high = after >> 64
 
     def extend(self, tokens: Tokens) -> list[int]:
         """128-bit sequence hashes (high << 64 | low) of the blocks that `tokens` complete, in order."""
-        waiting = self._partial + _little_endian_u32(tokens)
+        waiting = self._partial + little_endian_u32(tokens)
         whole_bytes = len(waiting) - len(waiting) % self._block_bytes
         hashes = [self._next(waiting[at : at + self._block_bytes]) for at in range(0, whole_bytes, self._block_bytes)]
         self._partial = waiting[whole_bytes:]
@@ -78,7 +82,8 @@ def sequence_hashes(tokens: Tokens, block_tokens: int, salt: int, secret: bytes)
     return SequenceHasher(salt, secret, block_tokens).extend(tokens)
 
 
-def _little_endian_u32(tokens: Tokens) -> bytes:
+def little_endian_u32(tokens: Tokens) -> bytes:
+    """Four bytes a token. Raises `ValueError` for a token that is no u32, or tokens of another shape than one row."""
     array = np.asarray(tokens)
     if array.size == 0:
         return b""

@@ -61,6 +61,19 @@ def test_hashing_piecewise_equals_hashing_at_once(cut: int) -> None:
     assert hasher.extend(TOKENS[:cut]) + hasher.extend(TOKENS[cut:]) == sequence_hashes(TOKENS, 16, salt(), SECRET)
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_chain_goes_on_from_the_hash_of_the_block_before(blocks: int) -> None:
+    whole = sequence_hashes([*TOKENS, *TOKENS], 16, salt(), SECRET)
+    hasher = SequenceHasher(salt(), SECRET, 16, after=whole[blocks - 1])
+    assert hasher.extend([*TOKENS, *TOKENS][16 * blocks :]) == whole[blocks:]
+
+
+@pytest.mark.parametrize("after", [-1, 1 << 128])
+def test_a_hash_to_go_on_from_has_128_bits(after: int) -> None:
+    with pytest.raises(ValueError, match="no sequence hash"):
+        SequenceHasher(salt(), SECRET, 16, after=after)
+
+
 @pytest.mark.parametrize("dtype", ["<u4", ">u4", "i8", "u2"])
 def test_arrays_hash_like_lists(dtype: str) -> None:
     array = np.array(TOKENS, dtype)
