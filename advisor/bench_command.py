@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,8 @@ from advisor.errors import AdvisorError
 from event_plane.figures import Figure
 
 GROUP = "kvadvisor.benches"
+FILE_COLUMNS = 240
+JSON_KEYS = ("name", "value", "unit", "goal", "met")
 
 
 class BenchError(AdvisorError):
@@ -38,17 +39,49 @@ def bench(
         raise BenchError(f"there is no benchmark {name!r}: choose one of {', '.join(sorted(found))}")
     run: Bench = found[name].load()
     figures = run(quick)
-    Console().print(_table(name, figures))
+    console = Console()
+    if not console.is_terminal:  # a file has room: lines that are broken can be neither read nor searched
+        console = Console(width=FILE_COLUMNS)
+    for table in _tables(name, figures):
+        console.print(table)
     if json_out is not None:
-        rows = [{k: v for k, v in asdict(figure).items() if k != "note"} for figure in figures if figure.goal]
+        rows = [{key: getattr(figure, key) for key in JSON_KEYS} for figure in figures if figure.goal]
         try:
             json_out.write_text(json.dumps(rows, indent=1) + "\n")
         except OSError as fault:
             raise BenchError(f"{json_out} cannot be written ({fault.strerror}): choose another place") from fault
 
 
-def _table(name: str, figures: list[Figure]) -> Table:
-    table = Table(title=f"bench {name}", title_justify="left")
+def _tables(name: str, figures: list[Figure]) -> Iterator[Table]:
+    """A grid of those that have a place in one, and a list of the others."""
+    if placed := [figure for figure in figures if figure.row and (figure.value is not None or figure.note)]:
+        yield _grid(f"bench {name}", placed)
+    if listed := [figure for figure in figures if not figure.row]:
+        yield _list(f"bench {name}", listed)
+
+
+def _grid(title: str, figures: list[Figure]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    columns = list(dict.fromkeys(figure.column for figure in figures))
+    for column in columns:
+        table.add_column(column, justify="left" if _is_text(column, figures) else "right")
+    for row in dict.fromkeys(figure.row for figure in figures):
+        cells = {figure.column: figure for figure in figures if figure.row == row}
+        table.add_row(row, *(_cell(cells[column]) if column in cells else "" for column in columns))
+    return table
+
+
+def _is_text(column: str, figures: list[Figure]) -> bool:
+    return all(figure.value is None for figure in figures if figure.column == column)
+
+
+def _cell(figure: Figure) -> str:
+    return f"{_value(figure)} missed" if figure.met is False else _value(figure)
+
+
+def _list(title: str, figures: list[Figure]) -> Table:
+    table = Table(title=title, title_justify="left")
     table.add_column("figure")
     table.add_column("value", justify="right")
     table.add_column("unit")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,13 @@ class Figure:
     goal: str = ""
     met: bool | None = None
     note: str = ""
+    row: str = ""
+    """With `column`: its place in a grid of like figures, where a person reads it there. `name` says all by itself."""
+    column: str = ""
+
+    def placed(self, row: str, column: str) -> Figure:
+        """The same figure in a grid."""
+        return replace(self, row=row, column=column)
 
 
 def at_least(name: str, value: float | None, unit: str, goal: float, note: str = "") -> Figure:

