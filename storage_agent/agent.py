@@ -155,7 +155,7 @@ class StorageAgent:
             self._announcer.unregistered(taken.descriptor)
 
     def resize_volume(self, volume: str, capacity_blocks: int) -> VolumeStat:
-        """Change a volume's capacity while it serves. Raises `VolumeError`, with the capacity as it was."""
+        """See `StoragePort.resize_volume`."""
         with self._shelf.use_registered(volume) as opened:
             return opened.resize(capacity_blocks)
 

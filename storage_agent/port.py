@@ -187,6 +187,9 @@ class StoragePort(AgentPort, Protocol):
         Waits so long for the gets, puts and moves that use it; raises `VolumeError` if they still do.
         """
 
+    def resize_volume(self, volume: str, capacity_blocks: int) -> VolumeStat:
+        """Change a volume's capacity while it serves. Raises `VolumeError`, with the capacity as it was."""
+
     def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]:
         """Write blocks; `stored` means durable and readable."""
 
@@ -197,3 +200,44 @@ class StoragePort(AgentPort, Protocol):
 
         `wanted`: only that worker's slice, whatever the number of workers that put the block.
         """
+
+
+class AsyncAgentPort(Protocol):
+    """`AgentPort` for callers on an event loop: the same names, arguments, answers and errors.
+
+    A cancelled call may have run, as one that was not answered in time may: ask again with the same command id.
+    """
+
+    async def stat(self) -> AgentStat: ...
+
+    async def copy(
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, term: int = 0
+    ) -> CommandOutcome: ...
+
+    async def delete(
+        self, command_id: str, volume: str, keys: Sequence[BlockKey], *, term: int = 0
+    ) -> CommandOutcome: ...
+
+    async def move(
+        self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool, term: int = 0
+    ) -> CommandOutcome: ...
+
+    async def scrub(self, command_id: str, volume: str, *, term: int = 0) -> ScrubReport: ...
+
+    async def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport: ...
+
+
+class AsyncStoragePort(AsyncAgentPort, Protocol):
+    """`StoragePort` likewise. A cancelled put is not undone: put again, and it is `present` where it was stored."""
+
+    async def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat: ...
+
+    async def unregister_volume(self, volume: str, *, drain_s: float = 0.0) -> None: ...
+
+    async def resize_volume(self, volume: str, capacity_blocks: int) -> VolumeStat: ...
+
+    async def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]: ...
+
+    async def get(
+        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], wanted: Shard | None = None
+    ) -> list[Outcome]: ...
