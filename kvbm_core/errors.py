@@ -23,3 +23,31 @@ class PoolExhaustedError(KvbmError):
 
 class TensorAllocationError(KvbmError):
     """The memory for a pool could not be had."""
+
+
+class TransferStateError(KvbmError):
+    """A step that a transfer's state does not allow. Nothing changed."""
+
+
+class TransferQueueFullError(KvbmError):
+    """As many transfers wait on a path as its queue takes. Nothing was queued."""
+
+
+class ProgressError(KvbmError):
+    """The engine told of an iteration or a layer out of order. Nothing changed."""
+
+
+class ManagerClosedError(KvbmError):
+    """The block manager was closed: it moves nothing any more."""
+
+
+class BudgetError(KvbmError):
+    """This machine cannot hold what the configuration asks for; names each number to change, and to what."""
+
+
+class LayoutError(KvbmError):
+    """A block, layer or layout that is not there, or layouts of which one cannot be read into the other."""
+
+
+class LayoutFormatError(LayoutError):
+    """Bytes that are no serialised layout, or one that cannot be true."""
