@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import os
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,7 +19,9 @@ class Nixl(NamedTuple):
     errors: tuple[type[Exception], ...]
 
 
+_INFINIBAND = "/sys/class/infiniband"
 _loaded: Nixl | None = None
+_agent_numbers = itertools.count()
 
 
 def load_nixl() -> Nixl:
@@ -52,6 +55,19 @@ def make_agent(nixl: Nixl, name: str) -> Any:
         enable_prog_thread=False, backends=[], sync_mode=module.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
     )
     return module.nixl_agent(name, settings)
+
+
+def make_ucx_agent(nixl: Nixl, name: str) -> Any:
+    """An agent with the UCX backend, under a name that nobody else has. Raises `TransferError`."""
+    if not os.path.isdir(_INFINIBAND) or not os.listdir(_INFINIBAND):
+        os.environ.setdefault("UCX_MODULES", "^ib")  # the process crashes at its end otherwise
+    try:
+        # Not the pid alone: it is the same in many containers, and NIXL tells agents apart by name.
+        agent = make_agent(nixl, f"{name}-{os.getpid()}-{next(_agent_numbers)}-{os.urandom(4).hex()}")
+        agent.create_backend("UCX", {})
+    except nixl.errors as error:
+        raise TransferError(f"{name}: NIXL's UCX backend does not start: {error}") from error
+    return agent
 
 
 def keep_for_ever(*in_flight: Any) -> None:

@@ -1,34 +1,32 @@
-"""Memory that peers pull from, and that is pulled into from theirs, by NIXL's UCX backend.
+"""Memory that peers pull from, and from which theirs is read and written, by NIXL's UCX backend.
 
 Two agents exchange NIXL's metadata over a command socket. A peer that stops answers never and one that dies raises, so
-every pull has a deadline of ours. Taking memory back is no fence: a peer may still read it, so what lies in it says by
-a mark and checksums whether it is what was lent (`loans`).
+every transfer has a deadline of ours. Taking memory back is no fence: a peer may still read it, so what lies in it says
+by a mark and checksums whether it is what was lent (`loans`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import mmap
 import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from storage_agent.errors import TransferError
 from storage_agent.fifo_lock import FifoLock
 from storage_agent.file_transfer import Offsets
-from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_agent
+from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_ucx_agent
+from storage_agent.nixl_memory import HOST_MEMORY, MemoryPlace
 
-_INFINIBAND = "/sys/class/infiniband"
 PROGRESS_INTERVAL_S = 0.000_3
 _POLL_S_MIN = 0.000_2
 _POLL_S_MAX = 0.001
-_window_numbers = itertools.count()
 
 
 class NixlWindow:
@@ -103,41 +101,43 @@ class NixlWindow:
             done.set()
             thread.join()
 
-    def pull(self, metadata: bytes, addresses: Offsets, offsets: Offsets, lengths: Offsets) -> None:
-        """Read a peer's memory into ours at `offsets`. All in bytes, equally long. Hold `exclusive`.
+    def pull(
+        self,
+        metadata: bytes,
+        addresses: Offsets,
+        offsets: Offsets,
+        lengths: Offsets,
+        there: MemoryPlace = HOST_MEMORY,
+    ) -> None:
+        """Read a peer's memory, which lies `there`, into ours at `offsets`. In bytes, equally long. Hold `exclusive`.
 
         Raises `TransferError`: the peer is gone, or does not answer before the deadline. Nothing is written later.
         """
-        agent = self._agent
+        self._move("READ", metadata, addresses, offsets, lengths, there, b"")
+
+    def push(
+        self,
+        metadata: bytes,
+        addresses: Offsets,
+        offsets: Offsets,
+        lengths: Offsets,
+        there: MemoryPlace = HOST_MEMORY,
+        *,
+        notification: bytes,
+    ) -> None:
+        """Write ours at `offsets` into a peer's memory, which is told `notification` once all of it lies there.
+
+        As `pull`, but after `TransferError` with `in_doubt` the peer's memory may be written to later.
+        """
+        self._move("WRITE", metadata, addresses, offsets, lengths, there, notification)
+
+    def notify(self, metadata: bytes, notification: bytes) -> None:
+        """Tell a peer something. Hold `exclusive`. Raises `TransferError` where it is known to be gone."""
         try:
-            peer = self._peers.get(metadata)
-            if peer is None:
-                peer = self._peers[metadata] = agent.add_remote_agent(metadata)
-            ours = _descriptors(offsets + np.uint64(self._address), lengths)
-            theirs = _descriptors(addresses, lengths)
-            indices = np.arange(len(lengths), dtype=np.int32)
-            our_side = agent.prep_xfer_dlist("NIXL_INIT_AGENT", ours, "DRAM")
-            their_side = agent.prep_xfer_dlist(peer, theirs, "DRAM")
-            handle = agent.make_prepped_xfer("READ", our_side, indices, their_side, indices)
+            self._agent.send_notif(self._peer(metadata), notification)
         except self._nixl.errors as error:
             self.forget(metadata)
-            raise TransferError(f"{self._name}: NIXL refuses the pull: {error}") from error
-        state = "PROC"
-        try:
-            state = self._wait(agent, handle)
-            if state == "PROC":
-                reason = f"the peer did not answer in {self._deadline_s} s; check that it runs"
-                raise TransferError(f"{self._name}: {reason}")
-            for each in (handle, our_side, their_side):
-                each.release()
-        except self._nixl.errors as error:
-            state = str(error) or type(error).__name__
-        finally:
-            if state == "PROC":  # an interrupt too: it may be written into still
-                self._quarantine(agent, handle, our_side, their_side)
-        if state != "DONE":
-            self.forget(metadata)
-            raise TransferError(f"{self._name}: the peer is gone: {state}")
+            raise TransferError(f"{self._name}: the peer is gone: {error}") from error
 
     def forget(self, metadata: bytes) -> None:
         """Let go of a peer. Hold `exclusive`."""
@@ -159,17 +159,58 @@ class NixlWindow:
         self._memory = mmap.mmap(-1, self._bytes, flags=flags)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._peers = {}
-        # Not the pid alone: it is the same in many containers, and NIXL tells agents apart by name.
-        name = f"{self._name}-{os.getpid()}-{next(_window_numbers)}-{os.urandom(4).hex()}"
-        if not os.path.isdir(_INFINIBAND) or not os.listdir(_INFINIBAND):
-            os.environ.setdefault("UCX_MODULES", "^ib")  # the process crashes at its end otherwise
+        agent = make_ucx_agent(self._nixl, self._name)
         try:
-            agent = make_agent(self._nixl, name)
-            agent.create_backend("UCX", {})
             agent.register_memory([(self._address, self._bytes, 0, "")], "DRAM")
         except self._nixl.errors as error:
-            raise TransferError(f"{self._name}: NIXL's UCX backend does not start: {error}") from error
+            raise TransferError(f"{self._name}: NIXL does not take {self._bytes} bytes of memory: {error}") from error
         self._agent = agent
+
+    def _peer(self, metadata: bytes) -> Any:
+        peer = self._peers.get(metadata)
+        if peer is None:
+            peer = self._peers[metadata] = self._agent.add_remote_agent(metadata)
+        return peer
+
+    def _move(
+        self,
+        operation: Literal["READ", "WRITE"],
+        metadata: bytes,
+        addresses: Offsets,
+        offsets: Offsets,
+        lengths: Offsets,
+        there: MemoryPlace,
+        notification: bytes,
+    ) -> None:
+        agent = self._agent
+        try:
+            peer = self._peer(metadata)
+            ours = _descriptors(offsets + np.uint64(self._address), lengths, 0)
+            theirs = _descriptors(addresses, lengths, there.device)
+            indices = np.arange(len(lengths), dtype=np.int32)
+            our_side = agent.prep_xfer_dlist("NIXL_INIT_AGENT", ours, "DRAM")
+            their_side = agent.prep_xfer_dlist(peer, theirs, there.kind)
+            handle = agent.make_prepped_xfer(operation, our_side, indices, their_side, indices, notification)
+        except self._nixl.errors as error:
+            self.forget(metadata)
+            verb = "pull" if operation == "READ" else "push"
+            raise TransferError(f"{self._name}: NIXL refuses the {verb}: {error}") from error
+        state = "PROC"
+        try:
+            state = self._wait(agent, handle)
+            if state == "PROC":
+                reason = f"the peer did not answer in {self._deadline_s} s; check that it runs"
+                raise TransferError(f"{self._name}: {reason}", in_doubt=operation == "WRITE")
+            for each in (handle, our_side, their_side):
+                each.release()
+        except self._nixl.errors as error:
+            state = str(error) or type(error).__name__
+        finally:
+            if state == "PROC":  # an interrupt too: it may be written into still
+                self._quarantine(agent, handle, our_side, their_side)
+        if state != "DONE":
+            self.forget(metadata)
+            raise TransferError(f"{self._name}: the peer is gone: {state}", in_doubt=operation == "WRITE")
 
     def _wait(self, agent: Any, handle: Any) -> str:
         deadline = time.monotonic() + self._deadline_s
@@ -186,8 +227,9 @@ class NixlWindow:
         self._agent = None
 
 
-def _descriptors(addresses: Offsets, lengths: Offsets) -> Offsets:
+def _descriptors(addresses: Offsets, lengths: Offsets, device: int) -> Offsets:
     made = np.zeros((len(lengths), 3), dtype=np.uint64)
     made[:, 0] = addresses
     made[:, 1] = lengths
+    made[:, 2] = device
     return made
