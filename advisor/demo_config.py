@@ -64,9 +64,12 @@ dtype = "float16"
 device_blocks = 256
 host_blocks = 512
 hash_secret = "known to everyone who reads the demo"
-volumes = ["slow"]
 
-[core.tenant_volumes]
+[core.disk]
+volumes = ["slow"]
+retention_s = 600.0
+
+[core.disk.tenant_volumes]
 forge = ["fast", "slow"]
 harbor = ["fast", "slow"]
 

@@ -17,6 +17,10 @@ class BlockStateError(KvbmError):
     """A step that the block's state does not allow. Nothing changed: its guard still holds the block."""
 
 
+class WrongIdentityError(KvbmError, ValueError):
+    """A block was to be committed under an identity that is not that of its tokens. Its guard still holds it."""
+
+
 class PoolExhaustedError(KvbmError):
     """More blocks were asked for than are reset or inactive. Nothing was taken and nothing evicted."""
 
@@ -51,3 +55,7 @@ class LayoutError(KvbmError):
 
 class LayoutFormatError(LayoutError):
     """Bytes that are no serialised layout, or one that cannot be true."""
+
+
+class StorageClosedError(KvbmError):
+    """Memory that was given back is asked for."""

@@ -14,9 +14,9 @@ from event_plane.transport import Publisher
 from kvbm_core.block import CompleteBlock, ImmutableBlock
 from kvbm_core.config import KvbmConfig
 from kvbm_core.counters import CoreCounters
+from kvbm_core.errors import ConfigError
 from kvbm_core.events import BlockEvents, Placed
 from kvbm_core.identity import BlockIdentity
-from kvbm_core.layout import layout_of
 from kvbm_core.offload import Offloader
 from kvbm_core.onboard import Onboarded, Onboarder
 from kvbm_core.pool import Allocation, BlockPool, PoolOccupancy
@@ -56,8 +56,11 @@ class KvBlockManager:
         self.config = config
         self.counters = CoreCounters()
         self._events = BlockEvents(publisher, config.block_bytes, clock_us)
-        self._device = self._tier(open_device(layout_of(config, config.device_blocks), config.dtype))
-        self._host = self._tier(open_host(layout_of(config, config.host_blocks), config.dtype))
+        host_layout = config.host_pool_layout
+        if host_layout is None:
+            raise ConfigError("host_blocks = 0, and there is no path past the host: set at least 1")
+        self._device = self._tier(open_device(config.device_pool_layout))
+        self._host = self._tier(open_host(host_layout))
         self._offloader = Offloader(self._device, self._host, storage, config, self.counters)
         self._onboarder = Onboarder(
             self._device,

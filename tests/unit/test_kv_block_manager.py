@@ -19,7 +19,7 @@ from event_plane.transport import Message, ResendEnd
 from event_plane.wire import decode
 from event_plane.zmq_transport import ZmqPublisher, ZmqSubscriber
 from kvbm_core.block import ImmutableBlock
-from kvbm_core.config import KvbmConfig
+from kvbm_core.config import KvbmConfig, TierVolumes
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.manager import KvBlockManager
 from kvbm_core.pool import PoolOccupancy
@@ -36,8 +36,7 @@ CONFIG: dict[str, Any] = {
     "head_dim": 16,
     "device_blocks": 4,
     "host_blocks": 8,
-    "volumes": ("slow",),
-    "tenant_volumes": {"forge": ("fast", "slow")},
+    "disk": TierVolumes(volumes=("slow",), tenant_volumes={"forge": ("fast", "slow")}, retention_s=60.0),
     "hash_secret": "a secret of the tests",
     "model": "tiny",
 }
@@ -280,7 +279,7 @@ def test_a_flipped_byte_on_the_volume_is_a_counted_miss_and_never_registered(roo
 
 
 def test_a_full_volume_passes_blocks_on_and_the_last_one_refuses(tmp_path: Path) -> None:
-    room = Room(tmp_path, device_blocks=24, host_blocks=24, tenant_volumes={"forge": ("fast", "slow")})
+    room = Room(tmp_path, device_blocks=24, host_blocks=24)
     room.compute_and_release(room.sequence(20, "forge"))
     counters = room.manager.counters
     assert counters.put == {"fast": 2, "slow": 16}
@@ -290,7 +289,7 @@ def test_a_full_volume_passes_blocks_on_and_the_last_one_refuses(tmp_path: Path)
 
 
 def test_a_volume_that_is_not_there_refuses_and_is_counted(tmp_path: Path) -> None:
-    room = Room(tmp_path, volumes=("gone",))
+    room = Room(tmp_path, disk=TierVolumes(volumes=("gone",), retention_s=60.0))
     room.compute_and_release(room.sequence(2))
     assert room.manager.counters.put_refused == {"failed": 2}
     assert room.manager.counters.offloaded == 2

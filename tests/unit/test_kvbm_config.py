@@ -7,15 +7,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from event_plane.hashing import salt, sequence_hashes
-from event_plane.schema import Tier
-from kvbm_core.config import KvbmConfig
+from kvbm_core.config import KvbmConfig, TierVolumes
 from kvbm_core.errors import ConfigError
-from kvbm_core.layout import layout_of
 from kvbm_core.sequence import TokenBlockSequence
-from kvbm_core.storage import open_device, open_host
 
 SMALL: dict[str, Any] = {
     "layers": 4,
@@ -39,12 +35,10 @@ def test_a_block_of_the_demo_has_16_kib_and_no_disk_tier_is_on() -> None:
         ({"layers": 0}, "layers = 0 is out of range: set it from 1 to 1024"),
         ({"outer": 3}, "outer = 3 is out of range: set it from 1 to 2"),
         ({"device_blocks": 0}, "device_blocks = 0 is out of range"),
-        ({"dtype": "fp4"}, "dtype = 'fp4' is unknown: set one of float16, bfloat16, float32, int8"),
+        ({"dtype": "fp4"}, "dtype = 'fp4' is unknown: set one of float16, bfloat16, float32, int8, "),
         ({"alignment_bytes": 3}, "alignment_bytes = 3 splits an element of float16: set a multiple of 2"),
         ({"page_tokens": 65_535, "head_dim": 1_024}, "lower page_tokens, now 65535"),
         ({"hash_secret": "short"}, "hash_secret has 5 characters: set at least 16"),
-        ({"volumes": ("fast", "fast")}, "volumes of 'volumes' name one twice"),
-        ({"tenant_volumes": {"acme": ("slow", "slow")}}, "volumes of 'acme' name one twice"),
     ],
 )
 def test_a_configuration_that_cannot_work_names_the_number_to_change(change: dict[str, Any], text: str) -> None:
@@ -60,39 +54,12 @@ def test_a_bad_number_in_a_file_is_a_validation_error_with_the_same_sentence() -
 
 
 def test_a_tenant_may_have_volumes_of_its_own() -> None:
-    config = KvbmConfig(**SMALL, volumes=("slow",), tenant_volumes={"forge": ("fast", "slow")})
-    assert config.volumes_of("acme") == ("slow",)
-    assert config.volumes_of("forge") == ("fast", "slow")
-
-
-def test_blocks_start_at_multiples_of_the_alignment() -> None:
-    config = KvbmConfig(**SMALL | {"head_dim": 33, "alignment_bytes": 4_096})
-    layout = layout_of(config, 8)
-    assert layout.block_bytes == 4 * 2 * 16 * 66 * 2
-    assert layout.block_stride_bytes == 20_480
-    assert layout.shape == (8, 4, 2, 16, 66)
-    assert layout.strides == (10_240, 2_112, 1_056, 66, 1)
-    assert layout.total_bytes == 8 * 20_480
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8"])
-def test_a_host_payload_is_the_blocks_own_bytes(dtype: str) -> None:
-    config = KvbmConfig(**SMALL | {"dtype": dtype, "alignment_bytes": 4_096, "head_dim": 40})
-    host = open_host(layout_of(config, 3), dtype)
-    assert (host.tier, host.location) == (Tier.G2, "host")
-    payload = host.payload(1)
-    assert len(payload) == config.block_bytes
-    payload[:] = bytes(len(payload) - 1) + b"\x01"
-    assert host.tensor[1].reshape(-1).view(torch.uint8).nonzero().tolist() == [[config.block_bytes - 1]]
-    assert not any(bytes(host.payload(0)))
-    assert not any(bytes(host.payload(2)))
-
-
-def test_the_device_pool_has_the_layouts_shape() -> None:
-    config = KvbmConfig(**SMALL)
-    device = open_device(layout_of(config, 8), config.dtype)
-    assert (device.tier, device.location) == (Tier.G1, "device:0")
-    assert device.tensor.shape == (8, 4, 2, 16, 64)
+    disk = TierVolumes(volumes=("slow",), tenant_volumes={"forge": ("fast", "slow"), "guest": ()}, retention_s=60.0)
+    config = KvbmConfig(**SMALL, disk=disk, remote=TierVolumes(volumes=("bucket",), retention_s=3_600.0))
+    assert config.volumes_of("acme") == ("slow", "bucket")
+    assert config.volumes_of("forge") == ("fast", "slow", "bucket")
+    assert config.volumes_of("guest") == ("bucket",)
+    assert disk.all_volumes() == ("slow", "fast")
 
 
 def test_a_sequence_names_its_full_blocks_in_the_prefix_tree() -> None:
