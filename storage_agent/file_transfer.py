@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
-import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from storage_agent.errors import TransferError
 from storage_agent.fifo_lock import FifoLock
-from storage_agent.files import free_bytes
+from storage_agent.files import free_bytes, huge_pages
 
 Offsets = npt.NDArray[np.uint64]
 Columns = tuple[Offsets, Offsets, Offsets, Offsets]
@@ -30,8 +29,8 @@ Portion = Callable[[int, int], None]
 
 DESCRIPTOR_COUNT_MAX = 4096
 """Most descriptors of one transfer. Half of NIXL's pool: a transfer that meets its end makes the agent useless."""
-_PORTION_BYTES_MIN = 2 * 1024 * 1024
-_PORTIONS_MAX = 8
+_PORTION_BYTES_MIN = 256 * 1024
+_PORTIONS_MAX = 16
 
 
 def _nothing(first: int, end: int) -> None:
@@ -61,7 +60,7 @@ class FileTransfer(ABC):
         self._lock = FifoLock()
         self._pid = os.getpid()
         self._closed = False
-        self._memory: mmap.mmap
+        self._memory: memoryview
         self._address: int
         self._map_staging()
 
@@ -74,7 +73,7 @@ class FileTransfer(ABC):
             if os.getpid() != self._pid:
                 raise TransferError(f"{self._name} was opened by process {self._pid}; it cannot be used after a fork")
             self._make_ready()
-            yield memoryview(self._memory)
+            yield self._memory
 
     def write(
         self,
@@ -140,8 +139,7 @@ class FileTransfer(ABC):
         """READ or WRITE `portions` of `columns`, all at once; `before` and `after` each of them."""
 
     def _map_staging(self) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-        self._memory = mmap.mmap(-1, self._staging_bytes, flags=flags)
+        self._memory = huge_pages(self._staging_bytes)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def _transfer(

@@ -7,9 +7,14 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from storage_agent.block_header import PAGE_BYTES
+
+HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 def try_lock(fd: int) -> bool:
@@ -65,6 +70,25 @@ def read_page(fd: int, offset: int) -> bytes:
 def whole_pages(size_bytes: int) -> memoryview:
     """Memory at a page boundary, as O_DIRECT wants it: at least one page, at least `size_bytes`."""
     return memoryview(mmap.mmap(-1, max(size_bytes, PAGE_BYTES)))
+
+
+def huge_pages(size_bytes: int) -> memoryview:
+    """Zeroed memory, present, at a page boundary; in huge pages where the system has them.
+
+    For bytes that a device moves: it is given each contiguous run of memory, so that in pages of 4 KiB a transfer of 1
+    MiB is 256 runs and several requests, in huge pages one. O_DIRECT was twice as fast.
+    """
+    if size_bytes < HUGE_PAGE_BYTES:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+        return memoryview(mmap.mmap(-1, size_bytes, flags=flags))
+    whole_bytes = -(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    mapped = mmap.mmap(-1, whole_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    everything = np.frombuffer(mapped, dtype=np.uint8)
+    aligned = everything[-everything.ctypes.data % HUGE_PAGE_BYTES :][:whole_bytes]
+    aligned[::PAGE_BYTES] = 0  # populated only now, after the advice
+    return aligned[:size_bytes].data
 
 
 def read_into(fd: int, view: memoryview, offset: int) -> None:

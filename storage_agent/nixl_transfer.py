@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from storage_agent.errors import TransferError
 from storage_agent.file_transfer import (
@@ -27,8 +28,10 @@ from storage_agent.file_transfer import (
 from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_agent
 
 _IOS_POOL_SIZE = 2 * DESCRIPTOR_COUNT_MAX
-_POLL_S_MIN = 0.000_2
-_POLL_S_MAX = 0.002
+_PAUSE_S_MIN = 0.000_02
+_PAUSE_S_MAX = 0.002
+_PAUSE_SHARE = 1 / 16
+"""Of the time waited so far: a pause that is slept past the end costs no more than that."""
 _EAGER_POLLS = 4
 """Polls before the first sleep: a poll submits 64 descriptors, so small batches are under way at once."""
 
@@ -40,8 +43,6 @@ class _Flight:
     """A transfer that was begun. `state`: PROC while it is under way, DONE, or what failed."""
 
     handle: Any
-    memory_side: Any
-    file_side: Any
     state: str = "PROC"
 
     def advance(self, ask: Callable[[], str], errors: tuple[type[Exception], ...]) -> None:
@@ -103,84 +104,82 @@ class NixlTransfer(FileTransfer):
     ) -> None:
         """All portions are under way at once; fewer descriptors than the pool has."""
         self._make_ready()  # a file was let go of since
-        agent = self._agent
         deadline = time.monotonic() + self._deadline_s
+        first_runs, runs = _runs(columns, portions)
+        sides = self._sides(operation, runs)
         flights: list[_Flight] = []
         failed = ""
         is_over = False
         try:
-            for first, end in portions:
-                before(first, end)
-                part = [column[first:end] for column in columns]
-                flights.append(self._post(operation, *part, others_fly=bool(flights)))
-            for flight, (first, end) in zip(flights, portions, strict=True):
-                failed = self._wait(flight, deadline) or failed
+            for portion, numbers in zip(portions, itertools.pairwise(first_runs), strict=True):
+                before(*portion)
+                flights.append(self._post(operation, sides, np.arange(*numbers, dtype=np.int32), bool(flights)))
+            started = time.monotonic()
+            for flight, portion in zip(flights, portions, strict=True):
+                failed = self._wait(flight, started, deadline) or failed
                 if not failed:
-                    after(first, end)
+                    after(*portion)
             is_over = True
         finally:
             if not is_over and flights:
-                keep_for_ever(agent, flights, self._memory)
+                keep_for_ever(self._agent, flights, sides, self._memory)
                 self._map_staging()
                 self._agent = None
         if failed:
             # Others of a portion may be under way still. Nothing polls this agent again, and its end waits for
             # the kernel, so afterwards neither file nor memory changes any more.
-            del agent, flight, flights
+            del flight, flights, sides
             self._agent = None
             reason = self._probe(operation, *columns)
             raise TransferError(f"{self._name}: {operation.lower()} failed: {reason or failed}")
         for flight in flights:
             flight.handle.release()
-            flight.memory_side.release()
-            flight.file_side.release()
+        for side in sides:
+            side.release()
 
-    def _post(
-        self,
-        operation: str,
-        file_offsets: Offsets,
-        staging_offsets: Offsets,
-        lengths: Offsets,
-        fds: Offsets,
-        *,
-        others_fly: bool,
-    ) -> _Flight:
-        """Begin a transfer. Raises `TransferError` where NIXL refuses it, in doubt while others are under way."""
-        agent = self._agent
-        local = np.empty((len(lengths), 3), dtype=np.uint64)
+    def _sides(self, operation: str, runs: Columns) -> tuple[Any, Any]:
+        """Both ends of the runs, made known to NIXL. Raises `TransferError` where it refuses one."""
+        file_offsets, staging_offsets, lengths, fds = runs
+        local = np.zeros((len(lengths), 3), dtype=np.uint64)
         local[:, 0] = staging_offsets + np.uint64(self._address)
         local[:, 1] = lengths
-        local[:, 2] = 0
-        remote = np.empty((len(lengths), 3), dtype=np.uint64)
-        remote[:, 0] = file_offsets
-        remote[:, 1] = lengths
-        remote[:, 2] = fds
-        indices = np.arange(len(lengths), dtype=np.int32)
+        remote = np.stack((file_offsets, lengths, fds), axis=1)
         try:
-            memory_side = agent.prep_xfer_dlist("NIXL_INIT_AGENT", local, "DRAM")
-            file_side = agent.prep_xfer_dlist(self._agent_name, remote, "FILE")
-            handle = agent.make_prepped_xfer(operation, memory_side, indices, file_side, indices)
+            return (
+                self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", local, "DRAM"),
+                self._agent.prep_xfer_dlist(self._agent_name, remote, "FILE"),
+            )
+        except self._nixl.errors as error:
+            raise TransferError(f"{self._name}: NIXL refuses the {operation.lower()}: {error}") from error
+
+    def _post(
+        self, operation: str, sides: tuple[Any, Any], numbers: npt.NDArray[np.int32], others_fly: bool
+    ) -> _Flight:
+        """Begin runs. Raises `TransferError` where NIXL refuses them, in doubt while others are under way."""
+        agent = self._agent
+        memory_side, file_side = sides
+        try:
+            handle = agent.make_prepped_xfer(operation, memory_side, numbers, file_side, numbers)
         except self._nixl.errors as error:
             message = f"{self._name}: NIXL refuses the {operation.lower()}: {error}"
             raise TransferError(message, in_doubt=others_fly) from error
-        flight = _Flight(handle, memory_side, file_side)
+        flight = _Flight(handle)
         flight.advance(lambda: agent.transfer(handle), self._nixl.errors)
         return flight
 
-    def _wait(self, flight: _Flight, deadline: float) -> str:
+    def _wait(self, flight: _Flight, started: float, deadline: float) -> str:
         """Until a transfer has ended. Empty, or what failed. Raises `TransferError` in doubt at the deadline."""
         agent = self._agent
-        pause_s = _POLL_S_MIN
         polls = 0
         while flight.state == "PROC":
-            if time.monotonic() >= deadline:
+            now = time.monotonic()
+            if now >= deadline:
                 raise TransferError(
                     f"{self._name}: no answer from the device in {self._deadline_s} s; check it, then register again",
                     in_doubt=True,
                 )
             if polls >= _EAGER_POLLS:
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _POLL_S_MAX)
+                time.sleep(min(max(_PAUSE_S_MIN, (now - started) * _PAUSE_SHARE), _PAUSE_S_MAX))
             polls += 1
             flight.advance(lambda: agent.check_xfer_state(flight.handle), self._nixl.errors)
         return "" if flight.state == "DONE" else flight.state
@@ -189,11 +188,28 @@ class NixlTransfer(FileTransfer):
         self, operation: str, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets
     ) -> str:
         """Say why a transfer failed, which NIXL does not: do it again without NIXL and take the errno."""
-        memory = memoryview(self._memory)
         for file_offset, staging_offset, length, fd in zip(
             file_offsets.tolist(), staging_offsets.tolist(), lengths.tolist(), fds.tolist(), strict=True
         ):
-            part = memory[staging_offset : staging_offset + length]
+            part = self._memory[staging_offset : staging_offset + length]
             if reason := move_plainly(operation, fd, part, file_offset):
                 return reason
         return ""
+
+
+def _runs(columns: Columns, portions: list[tuple[int, int]]) -> tuple[list[int], Columns]:
+    """What lies side by side in file and staging as one descriptor: a device does few large requests sooner.
+
+    The number of each portion's first run, and behind them how many there are; the runs' columns.
+    """
+    begin, end = portions[0][0], portions[-1][1]
+    file_offsets, staging_offsets, lengths, fds = (column[begin:end] for column in columns)
+    is_first = np.ones(end - begin, dtype=np.bool_)
+    is_first[1:] = file_offsets[1:] != file_offsets[:-1] + lengths[:-1]
+    is_first[1:] |= staging_offsets[1:] != staging_offsets[:-1] + lengths[:-1]
+    is_first[1:] |= fds[1:] != fds[:-1]
+    edges = np.array([first for first, _ in portions]) - begin
+    is_first[edges] = True
+    firsts = np.flatnonzero(is_first)
+    runs = (file_offsets[firsts], staging_offsets[firsts], np.add.reduceat(lengths, firsts), fds[firsts])
+    return [*np.searchsorted(firsts, edges).tolist(), len(firsts)], runs

@@ -92,7 +92,7 @@ class ThreadTransfer(FileTransfer):
         self._require_inside(operation, columns, portions)
         deadline = time.monotonic() + self._deadline_s
         try:
-            flight = _Flight(operation, memoryview(self._memory), columns)
+            flight = _Flight(operation, self._memory, columns)
         except OSError as error:
             raise TransferError(f"{self._name}: {operation.lower()} failed: {error.strerror}") from error
         try:
