@@ -6,15 +6,25 @@ Python collects it, in any thread. An error leaves the block with the guard that
 
 from __future__ import annotations
 
-import weakref
+import threading
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
 from typing import Protocol, Self
 
-from kvbm_core.errors import BlockStateError
+import numpy as np
+
+from event_plane.hashing import SequenceHasher, Tokens, little_endian_u32
+from kvbm_core.errors import BlockStateError, WrongIdentityError
+from kvbm_core.hooks import LifeStep
 from kvbm_core.identity import BlockIdentity
 from storage_agent.port import BlockKey
+
+PRIORITY_MAX = 100
+PRIORITY_DEFAULT = 35
+"""A block of lower priority is evicted, and offloaded, before one of higher. Range and default are TensorRT-LLM's."""
+_LOW_64 = 0xFFFF_FFFF_FFFF_FFFF
+_TOKEN_BYTES = 4
 
 
 class BlockState(StrEnum):
@@ -23,6 +33,9 @@ class BlockState(StrEnum):
     COMPLETE = "Complete"
     REGISTERED = "Registered"
 
+    # An enum's own goes through Python code, which every look into the table would pay for.
+    __hash__ = str.__hash__
+
 
 class Trigger(StrEnum):
     INIT_SEQUENCE = "init_sequence"
@@ -30,9 +43,13 @@ class Trigger(StrEnum):
     COMMIT = "commit"
     REGISTER = "register"
     RESET = "reset"
-    """The guard was dropped before registration: aborted, failed, or a duplicate that is not kept."""
+    """Given up before registration: aborted, invalidated, failed, or a duplicate that is not kept."""
+    DEDUPLICATE = "deduplicate"
+    """The last guard of a second copy was dropped; the first is still there."""
     EVICT = "evict"
     """An inactive block's memory is wanted for another."""
+
+    __hash__ = str.__hash__
 
 
 TRANSITIONS: dict[BlockState, dict[Trigger, BlockState]] = {
@@ -43,7 +60,7 @@ TRANSITIONS: dict[BlockState, dict[Trigger, BlockState]] = {
         Trigger.RESET: BlockState.RESET,
     },
     BlockState.COMPLETE: {Trigger.REGISTER: BlockState.REGISTERED, Trigger.RESET: BlockState.RESET},
-    BlockState.REGISTERED: {Trigger.EVICT: BlockState.RESET},
+    BlockState.REGISTERED: {Trigger.DEDUPLICATE: BlockState.RESET, Trigger.EVICT: BlockState.RESET},
 }
 
 
@@ -56,6 +73,9 @@ def next_state(state: BlockState, trigger: Trigger) -> BlockState:
         raise BlockStateError(f"a {state} block cannot take {trigger}: it allows {allowed}") from None
 
 
+_WRITTEN = next_state(next_state(next_state(BlockState.RESET, Trigger.INIT_SEQUENCE), Trigger.FILL), Trigger.COMMIT)
+
+
 def diagram() -> str:
     """The table as a Mermaid state diagram, as docs/block-states.md shows it."""
     lines = ["stateDiagram-v2", f"    [*] --> {BlockState.RESET}"]
@@ -66,69 +86,112 @@ def diagram() -> str:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One block's memory in a pool, and what lies in it. Changed by its guard, or under the pool's lock."""
+    """One block's memory in a pool, and what lies in it. Changed under the pool's lock."""
 
     index: int
     state: BlockState = BlockState.RESET
+    salt: int | None = None
+    """Seed of its sequence's token hashes; None where tokens are only counted."""
+    tokens: bytearray | None = None
+    """Of a sequence with a salt, four bytes each, until it is committed."""
     filled_tokens: int = 0
     identity: BlockIdentity | None = None
     references: int = 0
-    """Immutable guards that hold it; 0 while registered means inactive."""
+    """What holds it while it is registered, guards and second copies; 0 means inactive."""
+    first_copy: Slot | None = None
+    """Of a second copy the slot that its key is registered for, which it keeps from being evicted."""
+    was_matched: bool = False
     registered_order: int = 0
+    """Rises with every registration in the pool."""
+    priority: int = PRIORITY_DEFAULT
+    reuse_rank: int = 0
+    """The list of its pool's reuse order that has it."""
 
     def step(self, trigger: Trigger) -> None:
         self.state = next_state(self.state, trigger)
+
+    def write(self, identity: BlockIdentity) -> None:
+        """From Reset to Complete in one step: all its bytes were written at once."""
+        self.state = _WRITTEN
+        self.filled_tokens = identity.block_tokens
+        self.identity = identity
+
+    def empty(self) -> None:
+        """Forget what lay in it; the state is the caller's."""
+        self.salt = self.tokens = self.identity = self.first_copy = None
+        self.filled_tokens = self.references = 0
+        self.was_matched = False
+        self.priority = PRIORITY_DEFAULT
 
 
 class Pool(Protocol):
     """What guards need of the pool that their block belongs to."""
 
     page_tokens: int
+    lock: threading.Lock
 
-    def take_back(self, slot: Slot) -> None:
-        """Give a block back now."""
+    def take_back(self, guard: Guard) -> None:
+        """Give a guard's block back now, once."""
 
     def take_back_later(self, slot: Slot) -> None:
         """Give a block back at the pool's next step; takes no lock, so that the garbage collector may call it."""
 
-    def register(self, block: CompleteBlock, *, copied: bool = False) -> ImmutableBlock: ...
+    def note(self, step: LifeStep, slot: Slot) -> None:
+        """Remember a step for the hooks; under the lock."""
+
+    def tell(self) -> None:
+        """Tell the hooks what was noted; without the lock."""
+
+    def register(self, block: CompleteBlock, *, copied: bool = False, priority: int = ...) -> ImmutableBlock: ...
     def acquire(self, key: BlockKey) -> ImmutableBlock | None: ...
-    def share(self, slot: Slot, identity: BlockIdentity) -> ImmutableBlock: ...
+    def share(self, block: ImmutableBlock) -> ImmutableBlock: ...
 
 
-class _Guard:
-    """Gives its block back exactly once. `weakref.finalize` decides which of several threads does it."""
+class Guard:
+    """Holds a block, and gives it back exactly once: the pool's lock decides which of several threads does it."""
+
+    __slots__ = ("__weakref__", "_holds", "_pool", "_slot")
 
     def __init__(self, pool: Pool, slot: Slot) -> None:
         self._pool = pool
         self._slot = slot
-        self._finalizer = weakref.finalize(self, pool.take_back_later, slot)
-        self._finalizer.atexit = False
+        self._holds = True
+
+    def __del__(self) -> None:
+        # Nobody else has this guard any more, so no lock is needed; and none may be taken, since the garbage
+        # collector runs in the middle of anything, a pool's step included.
+        if self._holds:
+            self._holds = False
+            self._pool.take_back_later(self._slot)
 
     @property
     def index(self) -> int:
         """The block's place in its pool's tensor. Raises `BlockStateError` once released."""
-        return self._held().index
+        return self.held().index
 
     def release(self) -> None:
         """Give the block back. Idempotent."""
-        if self._finalizer.detach() is not None:
-            self._pool.take_back(self._slot)
+        if self._holds:
+            self._pool.take_back(self)
 
     def belongs_to(self, pool: Pool) -> bool:
         return self._pool is pool
 
-    def hand_over(self) -> Slot:
-        """Stop guarding without giving the block back; for the pool and the next guard."""
-        slot = self._held()
-        if self._finalizer.detach() is None:
-            raise BlockStateError(f"block {slot.index} was released by another thread meanwhile")
-        return slot
-
-    def _held(self) -> Slot:
-        if not self._finalizer.alive:
+    def held(self) -> Slot:
+        """The block's slot. Raises `BlockStateError` once released."""
+        if not self._holds:
             guard = type(self).__name__
             raise BlockStateError(f"{guard} of block {self._slot.index} was released: allocate or match again")
+        return self._slot
+
+    def let_go(self) -> Slot | None:
+        """Stop guarding: the slot, which now is the caller's to give back or guard, or None if it was let go before.
+
+        For pools, under their lock.
+        """
+        if not self._holds:
+            return None
+        self._holds = False
         return self._slot
 
     def __enter__(self) -> Self:
@@ -140,24 +203,98 @@ class _Guard:
         self.release()
 
 
-class MutableBlock(_Guard):
-    """A block that is being written. Dropped, it is reset."""
+class MutableBlock(Guard):
+    """A block that is being written. Dropped, it is reset. Every step that fails changes nothing."""
+
+    __slots__ = ()
 
     @property
     def state(self) -> BlockState:
-        return self._held().state
+        return self.held().state
 
     @property
     def filled_tokens(self) -> int:
-        return self._held().filled_tokens
+        return self.held().filled_tokens
 
-    def init_sequence(self) -> None:
-        """Start a sequence in a reset block. Raises `BlockStateError` when it is in use already."""
-        self._held().step(Trigger.INIT_SEQUENCE)
+    def init_sequence(self, salt: int | None = None) -> None:
+        """Start a sequence in a reset block. Raises `BlockStateError` when it is in use already.
+
+        With the u64 `salt` of its token hashes the block keeps the tokens that are added, and `commit` checks them
+        against the identity; without one tokens are only counted, with `fill`.
+        """
+        if salt is not None and not 0 <= salt <= _LOW_64:
+            raise ValueError(f"salt {salt} is no u64: take it from KvbmConfig.salt_of()")
+        with self._pool.lock:
+            slot = self.held()
+            slot.step(Trigger.INIT_SEQUENCE)
+            slot.salt = salt
+            slot.tokens = None if salt is None else bytearray()
+            self._pool.note(LifeStep.INITIALISED, slot)
+        self._pool.tell()
 
     def fill(self, tokens: int) -> None:
         """Count `tokens` more whose keys and values were written. Raises `BlockStateError` when they do not fit."""
-        slot = self._held()
+        with self._pool.lock:
+            slot = self.held()
+            if slot.tokens is not None:
+                raise BlockStateError(f"block {slot.index} keeps its tokens: give them with add_tokens, not with fill")
+            self._fill(slot, tokens)
+
+    def add_token(self, token: int) -> None:
+        """Add one token id, a u32, whose keys and values were written. Raises as `add_tokens` does."""
+        self.add_tokens((token,))
+
+    def add_tokens(self, tokens: Tokens) -> None:
+        """Add token ids whose keys and values were written; all or none.
+
+        Raises `ValueError` for a token that is no u32, `BlockStateError` when they do not fit or the sequence was
+        started without a salt.
+        """
+        added = little_endian_u32(tokens)
+        with self._pool.lock:
+            slot = self.held()
+            kept = slot.tokens
+            if kept is None and slot.state is BlockState.PARTIAL:
+                raise BlockStateError(
+                    f"block {slot.index} was started without a salt: give init_sequence one, or count tokens with fill"
+                )
+            self._fill(slot, len(added) // _TOKEN_BYTES)
+            assert kept is not None, "only a Partial block is filled"
+            kept += added
+
+    def commit(self, identity: BlockIdentity) -> CompleteBlock:
+        """Take a full block to Complete under its identity; this guard ends. On an error it goes on.
+
+        Raises `BlockStateError` when it is not full, `WrongIdentityError` when its own tokens, or its size, are not
+        those that `identity` names.
+        """
+        pool = self._pool
+        with pool.lock:
+            slot = self.held()
+            state = next_state(slot.state, Trigger.COMMIT)
+            if slot.filled_tokens != pool.page_tokens:
+                raise BlockStateError(
+                    f"block {slot.index} holds {slot.filled_tokens} of {pool.page_tokens} tokens: commit it when full"
+                )
+            check_identity(slot, identity, pool.page_tokens)
+            self.let_go()
+            slot.state = state
+            slot.identity = identity
+            slot.tokens = None
+            pool.note(LifeStep.COMMITTED, slot)
+        pool.tell()
+        return CompleteBlock(pool, slot)
+
+    def reset(self) -> None:
+        """Give up what was written and hold an empty block. Raises `BlockStateError` once released."""
+        with self._pool.lock:
+            slot = self.held()
+            slot.step(Trigger.RESET)
+            slot.empty()
+            self._pool.note(LifeStep.RESET, slot)
+        self._pool.tell()
+
+    def _fill(self, slot: Slot, tokens: int) -> None:
         state = next_state(slot.state, Trigger.FILL)
         free = self._pool.page_tokens - slot.filled_tokens
         if not 0 < tokens <= free:
@@ -165,46 +302,65 @@ class MutableBlock(_Guard):
         slot.state = state
         slot.filled_tokens += tokens
 
-    def commit(self, identity: BlockIdentity) -> CompleteBlock:
-        """Take a full block to Complete under its identity; this guard ends. On `BlockStateError` it goes on."""
-        slot = self._held()
-        state = next_state(slot.state, Trigger.COMMIT)
-        if slot.filled_tokens != self._pool.page_tokens:
-            raise BlockStateError(
-                f"block {slot.index} holds {slot.filled_tokens} of {self._pool.page_tokens} tokens: commit it when full"
-            )
-        self.hand_over()
-        slot.state = state
-        slot.identity = identity
-        return CompleteBlock(self._pool, slot)
 
-
-class CompleteBlock(_Guard):
+class CompleteBlock(Guard):
     """A full block that nobody can find yet. Dropped, it is reset."""
+
+    __slots__ = ()
 
     @property
     def identity(self) -> BlockIdentity:
-        identity = self._held().identity
+        identity = self.held().identity
         assert identity is not None, "a complete block has an identity"
         return identity
 
-    def register(self, *, copied: bool = False) -> ImmutableBlock:
+    def register(self, *, copied: bool = False, priority: int = PRIORITY_DEFAULT) -> ImmutableBlock:
         """Make it findable; this guard ends. `copied`: it is a copy of a block that another tier holds."""
-        return self._pool.register(self, copied=copied)
+        return self._pool.register(self, copied=copied, priority=priority)
+
+    def reset(self) -> MutableBlock:
+        """Give up what was written; this guard ends, and the one returned holds an empty block."""
+        pool = self._pool
+        with pool.lock:
+            slot = self.held()
+            slot.step(Trigger.RESET)
+            self.let_go()
+            pool.note(LifeStep.RESET, slot)
+            slot.empty()
+        pool.tell()
+        return MutableBlock(pool, slot)
 
 
-class ImmutableBlock(_Guard):
+class ImmutableBlock(Guard):
     """A registered block that may be read. The last one dropped, the block stays findable but may be evicted."""
+
+    __slots__ = ()
 
     @property
     def identity(self) -> BlockIdentity:
-        identity = self._held().identity
+        identity = self.held().identity
         assert identity is not None, "a registered block has an identity"
         return identity
 
+    @property
+    def priority(self) -> int:
+        """0 to `PRIORITY_MAX`; the lower, the earlier it is evicted. The block's own, so all its guards share it."""
+        return self.held().priority
+
+    @priority.setter
+    def priority(self, priority: int) -> None:
+        check_priority(priority)
+        with self._pool.lock:
+            self.held().priority = priority
+
+    @property
+    def is_second_copy(self) -> bool:
+        """Whether another block of the pool had the key before, and is the one that a match finds."""
+        return self.held().first_copy is not None
+
     def clone(self) -> ImmutableBlock:
         """A second guard of the same block."""
-        return self._pool.share(self._held(), self.identity)
+        return self._pool.share(self)
 
     def downgrade(self) -> WeakBlock:
         """A reference that does not prevent eviction; this guard goes on."""
@@ -214,6 +370,8 @@ class ImmutableBlock(_Guard):
 class WeakBlock:
     """Remembers a block without holding it, so there is nothing to release."""
 
+    __slots__ = ("_pool", "key")
+
     def __init__(self, pool: Pool, key: BlockKey) -> None:
         self._pool = pool
         self.key = key
@@ -221,3 +379,31 @@ class WeakBlock:
     def upgrade(self) -> ImmutableBlock | None:
         """The block, if its pool still has it."""
         return self._pool.acquire(self.key)
+
+
+def check_priority(priority: int) -> None:
+    """Raises `ValueError` for one out of range."""
+    if not 0 <= priority <= PRIORITY_MAX:
+        raise ValueError(f"priority {priority} is out of range: give one from 0, evicted first, to {PRIORITY_MAX}")
+
+
+def check_identity(slot: Slot, identity: BlockIdentity, page_tokens: int) -> None:
+    """Raises `WrongIdentityError` when a full block of the pool holds something else than `identity` names.
+
+    Tokens, where they were kept, are checked by the low half of the sequence hash, which needs no secret.
+    """
+    if identity.block_tokens != page_tokens:
+        raise WrongIdentityError(
+            f"the identity for block {slot.index} is of {identity.block_tokens} tokens, the pool's blocks of "
+            f"{page_tokens}: hash the sequence with the pool's page size"
+        )
+    if slot.tokens is None or slot.salt is None:
+        return
+    hasher = SequenceHasher(slot.salt, b"", page_tokens, after=identity.parent_hash)
+    own = hasher.extend(np.frombuffer(slot.tokens, "<u4"))[0] & _LOW_64
+    named = identity.key.sequence_hash & _LOW_64
+    if own != named:
+        raise WrongIdentityError(
+            f"block {slot.index} holds tokens whose hash after {identity.parent_hash:#x} ends in {own:016x}, its "
+            f"identity's in {named:016x}: commit it under its own tokens' identity, started with that tenant's salt"
+        )

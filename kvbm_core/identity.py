@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from event_plane.schema import Namespace
 from storage_agent.port import BlockKey
 
 
-@dataclass(frozen=True, slots=True)
-class BlockIdentity:
+class BlockIdentity(msgspec.Struct, frozen=True, gc=False):
     """A full block's key and its place in the prefix tree. Hashes are 128-bit; parent 0 is the root."""
 
     key: BlockKey

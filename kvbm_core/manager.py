@@ -142,7 +142,7 @@ class KvBlockManager:
             name=storage.location,
             blocks=storage.layout.blocks,
             page_tokens=storage.layout.page_tokens,
-            reuse=reuse_order(self.config.reuse),
+            reuse=reuse_order(self.config.reuse, storage.layout.blocks),
             duplicates=self.config.duplicates,
             on_store=partial(self._events.store, storage.tier, storage.location),
             on_remove=partial(self._events.remove, storage.tier, storage.location),

@@ -6,10 +6,23 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from kvbm_core.block import CompleteBlock, ImmutableBlock, MutableBlock, Slot, Trigger
+from kvbm_core.block import (
+    PRIORITY_DEFAULT,
+    CompleteBlock,
+    Guard,
+    ImmutableBlock,
+    MutableBlock,
+    Slot,
+    Trigger,
+    check_identity,
+    check_priority,
+    next_state,
+)
 from kvbm_core.errors import BlockStateError, PoolExhaustedError
+from kvbm_core.hooks import BlockStep, Hooks, LifeStep
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.registry import BlockRegistry, OnRemove, OnStore
 from kvbm_core.reuse import ReuseOrder
@@ -31,8 +44,37 @@ class PoolOccupancy(NamedTuple):
     reset: int
 
 
+@dataclass(slots=True)
+class PoolCounters:
+    """What a pool did since it started, in blocks.
+
+    Eviction pressure is `evicted` of `allocated`: 0 while empty blocks suffice, 1 when each allocation pushes one out;
+    `evicted_unmatched` of `evicted` says how much was kept for nothing.
+    """
+
+    allocated: int = 0
+    refused: int = 0
+    """Asked for by allocations that were refused, since active blocks left too few."""
+    evicted: int = 0
+    evicted_unmatched: int = 0
+    """Evicted without a match since they were registered."""
+    registered: int = 0
+    duplicates: int = 0
+    """Registered under a key that was there: kept as a second copy, or reset."""
+    requested: int = 0
+    """Keys asked for by match and scan."""
+    matched: int = 0
+    """Keys found by match and scan."""
+    released_by_collector: int = 0
+    """Guards that nobody released: Python's garbage collector did."""
+
+
 class BlockPool:
-    """Slots 0 … `blocks` - 1 and who holds them. The callbacks run under the lock and must only note what happened."""
+    """Slots 0 … `blocks` - 1 and who holds them. The callbacks run under the lock and must only note what happened.
+
+    `duplicates` says what becomes of a block registered under a key that is there: `reject` resets it and gives out the
+    first, `allow` keeps it as a second copy that holds the first and is reset when its last guard goes.
+    """
 
     def __init__(
         self,
@@ -44,145 +86,307 @@ class BlockPool:
         duplicates: Literal["allow", "reject"],
         on_store: OnStore,
         on_remove: OnRemove,
+        hooks: Hooks | None = None,
     ) -> None:
         self.name = name
         self.blocks = blocks
         self.page_tokens = page_tokens
-        self._lock = threading.Lock()
-        self._slots = [Slot(index) for index in range(blocks)]
-        self._reset = deque(self._slots)
+        self.hooks = Hooks() if hooks is None else hooks
+        self.lock = threading.Lock()
+        self._reset = deque(Slot(index) for index in range(blocks))
         self._inactive = reuse
-        self._registry = BlockRegistry(duplicates, on_store, on_remove)
+        self._registry = BlockRegistry(on_store, on_remove)
+        self._duplicates = duplicates
         self._registrations = 0
+        self._counters = PoolCounters()
         # Filled by the garbage collector, which may run while this thread holds the lock; emptied under the lock.
         self._returned: deque[Slot] = deque()
 
     def allocate(self, count: int) -> Allocation:
         """Take `count` blocks, all or none: reset ones first, then evict inactive ones in reuse order.
 
-        Raises `PoolExhaustedError` when active blocks leave too few.
+        Raises `PoolExhaustedError` when active blocks leave too few, `ValueError` for a negative count.
         """
-        with self._lock:
+        if count < 0:
+            raise ValueError(f"{count} blocks cannot be allocated: ask for none or more")
+        with self.lock:
             self._take_returned()
             there = len(self._reset) + len(self._inactive)
             if count > there:
+                self._counters.refused += count
                 raise PoolExhaustedError(
                     f"pool {self.name} can give {there} of its {self.blocks} blocks, not {count}: "
                     f"release blocks, ask for fewer, or raise its size"
                 )
-            evicted = []
-            for _ in range(count - len(self._reset)):
-                identity = self._evict()
-                if identity is not None:
-                    evicted.append(identity)
+            evicted = [self._evict_one() for _ in range(count - len(self._reset))]
             slots = [self._reset.popleft() for _ in range(count)]
+            self._counters.allocated += count
+            self._note_all(LifeStep.ALLOCATED, slots)
+        self.tell()
         return Allocation([MutableBlock(self, slot) for slot in slots], evicted)
 
-    def register(self, block: CompleteBlock, *, copied: bool = False) -> ImmutableBlock:
+    def complete_many(self, blocks: Sequence[MutableBlock], identities: Sequence[BlockIdentity]) -> list[CompleteBlock]:
+        """Commit reset blocks all of whose bytes were written at once; their guards end. All or none.
+
+        Raises `BlockStateError` for a block that is another pool's or in use, `WrongIdentityError` for an identity of
+        another page size.
+        """
+        with self.lock:
+            slots = self._held(blocks)
+            for slot, identity in zip(slots, identities, strict=True):
+                next_state(slot.state, Trigger.INIT_SEQUENCE)
+                check_identity(slot, identity, self.page_tokens)
+            for block, slot, identity in zip(blocks, slots, identities, strict=True):
+                block.let_go()
+                slot.write(identity)
+            self._note_all(LifeStep.INITIALISED, slots)
+            self._note_all(LifeStep.COMMITTED, slots)
+        self.tell()
+        return [CompleteBlock(self, slot) for slot in slots]
+
+    def register(
+        self, block: CompleteBlock, *, copied: bool = False, priority: int = PRIORITY_DEFAULT
+    ) -> ImmutableBlock:
         """Make a complete block findable. A rejected duplicate is reset and the block that was first returned.
 
         Raises `BlockStateError` for another pool's block, which keeps its guard.
         """
-        if not block.belongs_to(self):
-            raise BlockStateError(f"block {block.index} is not of pool {self.name}: register it in its own")
-        identity = block.identity
-        with self._lock:
+        return self.register_many((block,), copied=copied, priority=priority)[0]
+
+    def register_many(
+        self, blocks: Sequence[CompleteBlock], *, copied: bool = False, priority: int = PRIORITY_DEFAULT
+    ) -> list[ImmutableBlock]:
+        """Make complete blocks findable, in order; their guards end. All or none.
+
+        `copied`: they are copies of blocks that another tier holds. `priority` is 0 to `PRIORITY_MAX`; the lower, the
+        earlier a block is evicted. A duplicate raises the first's to its own. Raises as `register` does.
+        """
+        check_priority(priority)
+        with self.lock:
             self._take_returned()
-            slot = block.hand_over()
-            kept = self._registry.add(identity, slot, copied)
-            if kept is slot:
-                slot.step(Trigger.REGISTER)
-                self._registrations += 1
-                slot.registered_order = self._registrations
-                slot.references = 1
-            else:
-                self._make_reset(slot, Trigger.RESET)
-                self._reference(kept)
-        return ImmutableBlock(self, kept)
+            slots = self._held(blocks)
+            for block in blocks:
+                block.let_go()
+            kept = [self._register(slot, copied, priority) for slot in slots]
+        self.tell()
+        return [ImmutableBlock(self, slot) for slot in kept]
 
     def match(self, keys: Sequence[BlockKey]) -> list[ImmutableBlock]:
         """Guards of the leading keys that are registered, up to the first that is not."""
         found = []
-        with self._lock:
+        with self.lock:
             self._take_returned()
             for key in keys:
                 slot = self._registry.find(key)
                 if slot is None:
                     break
-                self._reference(slot)
+                self._match(slot)
                 found.append(slot)
+            self._counters.requested += len(keys)
+            self._counters.matched += len(found)
+        self.tell()
         return [ImmutableBlock(self, slot) for slot in found]
 
-    def acquire(self, key: BlockKey) -> ImmutableBlock | None:
-        """A guard of one registered block, or None."""
-        found = self.match([key])
-        return found[0] if found else None
+    def scan(self, keys: Sequence[BlockKey]) -> list[ImmutableBlock | None]:
+        """A guard of each key that is registered, None for the others."""
+        with self.lock:
+            self._take_returned()
+            found = [self._registry.find(key) for key in keys]
+            there = [slot for slot in found if slot is not None]
+            for slot in there:
+                self._match(slot)
+            self._counters.requested += len(keys)
+            self._counters.matched += len(there)
+        self.tell()
+        return [None if slot is None else ImmutableBlock(self, slot) for slot in found]
 
-    def share(self, slot: Slot, identity: BlockIdentity) -> ImmutableBlock:
-        """A second guard of a block that is held already. Raises `BlockStateError` when it was let go meanwhile."""
-        with self._lock:
-            if slot.identity is not identity:
-                raise BlockStateError(f"block {slot.index} was let go by another thread meanwhile: match it again")
+    def acquire(self, key: BlockKey) -> ImmutableBlock | None:
+        """A guard of one registered block, or None. No match: it counts as no use of the block."""
+        with self.lock:
+            self._take_returned()
+            slot = self._registry.find(key)
+            if slot is None:
+                return None
             self._reference(slot)
+            self.note(LifeStep.MATCHED, slot)
+        self.tell()
+        return ImmutableBlock(self, slot)
+
+    def share(self, block: ImmutableBlock) -> ImmutableBlock:
+        """A second guard of a block that is held. Raises `BlockStateError` when it was released meanwhile."""
+        with self.lock:
+            slot = block.held()
+            slot.references += 1
         return ImmutableBlock(self, slot)
 
     def has(self, key: BlockKey) -> bool:
         """Whether a block is registered now; without a guard it may be gone the next moment."""
-        with self._lock:
+        with self.lock:
             return key in self._registry
 
     def registered_keys(self) -> list[BlockKey]:
         """Every registered key."""
-        with self._lock:
+        with self.lock:
             return self._registry.keys()
 
     @contextmanager
     def standing_still(self) -> Iterator[list[BlockIdentity]]:
         """Every registered block; none comes, goes or is told of meanwhile."""
-        with self._lock:
+        with self.lock:
             yield self._registry.identities()
 
     def occupancy(self) -> PoolOccupancy:
-        with self._lock:
+        with self.lock:
             self._take_returned()
-            inactive, reset = len(self._inactive), len(self._reset)
-        return PoolOccupancy(active=self.blocks - inactive - reset, inactive=inactive, reset=reset)
+            occupancy = self._occupancy()
+        self.tell()
+        return occupancy
 
-    def take_back(self, slot: Slot) -> None:
-        with self._lock:
-            self._give_back(slot)
+    def counters(self) -> PoolCounters:
+        """A copy of the counters at this moment."""
+        with self.lock:
+            return replace(self._counters)
+
+    def reset(self) -> list[BlockIdentity]:
+        """Empty the whole pool, and return what it had. Raises `BlockStateError` while a block is in use."""
+        with self.lock:
+            self._take_returned()
+            active = self._occupancy().active
+            if active:
+                raise BlockStateError(f"pool {self.name} has {active} blocks in use: release them, then reset it")
+            emptied = [self._empty_one() for _ in range(len(self._inactive))]
+        self.tell()
+        return emptied
+
+    def release_many(self, guards: Sequence[Guard]) -> None:
+        """Give blocks back in this order, which the reuse order sees; those let go before are passed over."""
+        for guard in guards:
+            if not guard.belongs_to(self):
+                raise BlockStateError(f"block {guard.index} is not of pool {self.name}: release it in its own")
+        with self.lock:
+            for guard in guards:
+                slot = guard.let_go()
+                if slot is not None:
+                    self._give_back(slot)
+        self.tell()
+
+    def take_back(self, guard: Guard) -> None:
+        with self.lock:
+            slot = guard.let_go()
+            if slot is not None:
+                self._give_back(slot)
+        self.tell()
 
     def take_back_later(self, slot: Slot) -> None:
         self._returned.append(slot)
 
+    def note(self, step: LifeStep, slot: Slot) -> None:
+        if self.hooks.listeners:
+            self.hooks.note(BlockStep(step, self.name, slot.index, slot.identity))
+
+    def tell(self) -> None:
+        if self.hooks.listeners:
+            self.hooks.tell()
+
+    def _note_all(self, step: LifeStep, slots: Sequence[Slot]) -> None:
+        if self.hooks.listeners:
+            for slot in slots:
+                self.note(step, slot)
+
+    def _occupancy(self) -> PoolOccupancy:
+        inactive, reset = len(self._inactive), len(self._reset)
+        return PoolOccupancy(active=self.blocks - inactive - reset, inactive=inactive, reset=reset)
+
+    def _held(self, blocks: Sequence[Guard]) -> list[Slot]:
+        """The slots of guards that are all this pool's, all held, and all different."""
+        for block in blocks:
+            if not block.belongs_to(self):
+                raise BlockStateError(f"block {block.index} is not of pool {self.name}: register it in its own")
+        slots = [block.held() for block in blocks]
+        if len(set(slots)) < len(slots):
+            raise BlockStateError(f"a block is given twice among {[slot.index for slot in slots]}: give each once")
+        return slots
+
     def _take_returned(self) -> None:
         while self._returned:
+            self._counters.released_by_collector += 1
             self._give_back(self._returned.popleft())
 
     def _give_back(self, slot: Slot) -> None:
-        if not slot.references:
+        if slot.references:
+            self.note(LifeStep.RELEASED, slot)
+            self._unreference(slot)
+        else:
             self._make_reset(slot, Trigger.RESET)
-            return
+
+    def _unreference(self, slot: Slot) -> None:
         slot.references -= 1
-        if not slot.references:
-            self._inactive.insert(slot.index, slot.registered_order)
+        if slot.references:
+            return
+        first = slot.first_copy
+        if first is None:
+            self._inactive.insert(slot)
+            self.note(LifeStep.INACTIVE, slot)
+        else:
+            self._make_reset(slot, Trigger.DEDUPLICATE)
+            self._unreference(first)
 
     def _reference(self, slot: Slot) -> None:
         if not slot.references:
-            self._inactive.remove(slot.index)
+            self._inactive.remove(slot)
         slot.references += 1
 
-    def _evict(self) -> BlockIdentity | None:
-        """Reset one inactive block. Its identity where that was the key's last copy."""
-        slot = self._slots[self._inactive.pop()]
+    def _match(self, slot: Slot) -> None:
+        self._reference(slot)
+        slot.was_matched = True
+        if self._inactive.counts_uses:
+            self._inactive.used(slot)
+        self.note(LifeStep.MATCHED, slot)
+
+    def _register(self, slot: Slot, copied: bool, priority: int) -> Slot:
+        """Register one block, and return the slot that its guard is to hold."""
+        identity = slot.identity
+        assert identity is not None, "a complete block has an identity"
+        first = self._registry.add(identity, slot, copied)
+        if first is slot:
+            slot.step(Trigger.REGISTER)
+            self._registrations += 1
+            slot.registered_order = self._registrations
+            slot.references = 1
+            slot.priority = priority
+            if self._inactive.counts_uses:
+                self._inactive.used(slot)
+            self._counters.registered += 1
+            self.note(LifeStep.REGISTERED, slot)
+            return slot
+        self._counters.duplicates += 1
+        self.note(LifeStep.DUPLICATE, slot)
+        self._reference(first)
+        first.priority = max(first.priority, priority)
+        if self._duplicates == "reject":
+            self._make_reset(slot, Trigger.RESET)
+            self.note(LifeStep.MATCHED, first)
+            return first
+        slot.step(Trigger.REGISTER)
+        slot.first_copy = first
+        slot.references = 1
+        return slot
+
+    def _evict_one(self) -> BlockIdentity:
+        self._counters.evicted += 1
+        return self._empty_one()
+
+    def _empty_one(self) -> BlockIdentity:
+        """Reset the inactive block that the reuse order names."""
+        slot = self._inactive.pop()
         identity = slot.identity
         assert identity is not None, "an inactive block is registered"
-        last = self._registry.drop(identity, slot)
+        self._registry.drop(identity)
         self._make_reset(slot, Trigger.EVICT)
-        return identity if last else None
+        return identity
 
     def _make_reset(self, slot: Slot, trigger: Trigger) -> None:
         slot.step(trigger)
-        slot.identity = None
-        slot.filled_tokens = 0
+        self.note(LifeStep.EVICTED if trigger is Trigger.EVICT else LifeStep.RESET, slot)
+        slot.empty()
         self._reset.append(slot)

@@ -1,22 +1,45 @@
-"""In which order inactive blocks are evicted. Pure; used under the pool's lock."""
+"""In which order inactive blocks are evicted. Pure; used under the pool's lock.
+
+Every order lets a block of lower priority go before one of higher, and orders those of one priority by its own rule.
+No step's cost grows with the pool, but for a heap's logarithm.
+"""
 
 from __future__ import annotations
 
 import heapq
-from typing import Literal, Protocol
+from bisect import insort
+from collections import OrderedDict
+from itertools import count
+from typing import Protocol
+
+from kvbm_core.block import Slot
+from kvbm_core.config import ReuseName
+from kvbm_core.frequency import FrequencySketch
+from storage_agent.port import BlockKey
+
+LEVEL_USES = (3, 8, 15)
+"""Uses from which a block belongs to the second, third and fourth list of the multi-level LRU."""
+_ORDER_BITS = 53
+"""A rising number fits into so many bits for centuries; a priority goes above them."""
 
 
 class ReuseOrder(Protocol):
-    """The inactive blocks of one pool, by slot index."""
+    """The inactive blocks of one pool. A slot's identity, priority and order do not change while it is in it."""
 
-    def insert(self, index: int, registered_order: int) -> None:
-        """A block became inactive. `registered_order` rises with every registration in the pool."""
+    counts_uses: bool
+    """Whether `used` wants to be called."""
 
-    def remove(self, index: int) -> None:
+    def insert(self, slot: Slot) -> None:
+        """A block became inactive."""
+
+    def remove(self, slot: Slot) -> None:
         """A block is in use again. Raises `KeyError` when it was not inactive."""
 
-    def pop(self) -> int:
+    def pop(self) -> Slot:
         """Take out the block to evict. Raises `KeyError` when there is none."""
+
+    def used(self, slot: Slot) -> None:
+        """A block was registered or matched."""
 
     def __len__(self) -> int: ...
 
@@ -24,56 +47,222 @@ class ReuseOrder(Protocol):
 class LruOrder:
     """The block that became inactive longest ago goes first."""
 
+    counts_uses = False
+
     def __init__(self) -> None:
-        self._order: dict[int, None] = {}
+        self._lists: dict[int, OrderedDict[Slot, None]] = {}
+        self._ranks: list[int] = []
+        """Of the lists that there are, ascending: the lowest is emptied first."""
+        self._length = 0
 
-    def insert(self, index: int, registered_order: int) -> None:
-        self._order[index] = None
+    def insert(self, slot: Slot) -> None:
+        rank = slot.reuse_rank = self._rank(slot)
+        inactive = self._lists.get(rank)
+        if inactive is None:
+            inactive = self._lists[rank] = OrderedDict()
+            insort(self._ranks, rank)
+        inactive[slot] = None
+        self._length += 1
 
-    def remove(self, index: int) -> None:
-        del self._order[index]
+    def remove(self, slot: Slot) -> None:
+        del self._lists[slot.reuse_rank][slot]
+        self._length -= 1
 
-    def pop(self) -> int:
-        if not self._order:
-            raise KeyError("no inactive block")
-        index = next(iter(self._order))
-        del self._order[index]
-        return index
+    def pop(self) -> Slot:
+        while self._ranks:
+            inactive = self._lists[self._ranks[0]]
+            if inactive:
+                self._length -= 1
+                return inactive.popitem(last=False)[0]
+            del self._lists[self._ranks.pop(0)]
+        raise KeyError("no inactive block")
+
+    def used(self, slot: Slot) -> None:
+        """Recency alone counts here."""
 
     def __len__(self) -> int:
-        return len(self._order)
+        return self._length
+
+    def _rank(self, slot: Slot) -> int:
+        return slot.priority
+
+
+class MultiLruOrder(LruOrder):
+    """Four LRU lists, the coldest emptied first. A block's uses of late choose its list when it becomes inactive."""
+
+    counts_uses = True
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self._frequency = FrequencySketch(blocks)
+
+    def used(self, slot: Slot) -> None:
+        self._frequency.use(_key(slot))
+
+    def _rank(self, slot: Slot) -> int:
+        uses = self._frequency.count(_key(slot))
+        level = sum(uses >= least for least in LEVEL_USES)
+        return slot.priority * (len(LEVEL_USES) + 1) + level
 
 
 class FifoOrder:
     """The block registered longest ago goes first, however often it was used since."""
 
+    counts_uses = False
+
     def __init__(self) -> None:
-        self._registered: dict[int, int] = {}
-        self._heap: list[tuple[int, int]] = []
+        self._inactive = _LowestFirst()
 
-    def insert(self, index: int, registered_order: int) -> None:
-        self._registered[index] = registered_order
-        heapq.heappush(self._heap, (registered_order, index))
-        # Entries of blocks taken out again stay in the heap until they surface; this bounds how many.
-        if len(self._heap) > 2 * len(self._registered) + 64:
-            self._heap = [(order, i) for i, order in self._registered.items()]
-            heapq.heapify(self._heap)
+    def insert(self, slot: Slot) -> None:
+        self._inactive.add(slot, _order(slot.priority, slot.registered_order))
 
-    def remove(self, index: int) -> None:
-        del self._registered[index]
+    def remove(self, slot: Slot) -> None:
+        self._inactive.remove(slot)
 
-    def pop(self) -> int:
-        while self._registered:
-            order, index = heapq.heappop(self._heap)
-            if self._registered.get(index) == order:
-                del self._registered[index]
-                return index
-        raise KeyError("no inactive block")
+    def pop(self) -> Slot:
+        return self._inactive.pop()
+
+    def used(self, slot: Slot) -> None:
+        """Age alone counts here."""
 
     def __len__(self) -> int:
-        return len(self._registered)
+        return len(self._inactive)
 
 
-def reuse_order(name: Literal["lru", "fifo"]) -> ReuseOrder:
-    """An empty order of the kind that `KvbmConfig.reuse` names."""
-    return LruOrder() if name == "lru" else FifoOrder()
+class LineageOrder:
+    """Leaves first: no block goes before its inactive children, so that shared prefixes outlive their tails.
+
+    Of the leaves, the one that became inactive longest ago goes first.
+    """
+
+    counts_uses = False
+
+    def __init__(self) -> None:
+        self._orders: dict[Slot, int] = {}
+        self._by_key: dict[tuple[int, int, int], Slot] = {}
+        self._children: dict[tuple[int, int, int], int] = {}
+        """Inactive children by their parent's key; no zeros."""
+        self._leaves = _LowestFirst()
+        self._clock = count(1)
+
+    def insert(self, slot: Slot) -> None:
+        key, parent_key = _key(slot), _parent_key(slot)
+        order = self._orders[slot] = _order(slot.priority, next(self._clock))
+        self._by_key[key] = slot
+        siblings = self._children.get(parent_key, 0)
+        self._children[parent_key] = siblings + 1
+        if not siblings:
+            parent = self._by_key.get(parent_key)
+            if parent is not None and parent in self._leaves:
+                self._leaves.remove(parent)
+        if key not in self._children:
+            self._leaves.add(slot, order)
+
+    def remove(self, slot: Slot) -> None:
+        del self._orders[slot]
+        del self._by_key[_key(slot)]
+        if slot in self._leaves:
+            self._leaves.remove(slot)
+        parent_key = _parent_key(slot)
+        siblings = self._children.pop(parent_key) - 1
+        if siblings:
+            self._children[parent_key] = siblings
+            return
+        parent = self._by_key.get(parent_key)
+        if parent is not None:
+            self._leaves.add(parent, self._orders[parent])
+
+    def pop(self) -> Slot:
+        if not self._orders:
+            raise KeyError("no inactive block")
+        # Without a leaf the parents go round in a ring, which no hash chain does: let the oldest go.
+        slot = self._leaves.lowest() if self._leaves else min(self._orders, key=self._orders.__getitem__)
+        self.remove(slot)
+        return slot
+
+    def used(self, slot: Slot) -> None:
+        """Descent and recency alone count here."""
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+
+class _LowestFirst:
+    """Slots by a number that differs between any two of them, the lowest out first.
+
+    The heap keeps a slot's entry when the slot is taken out or its number rises, and mends it when it surfaces: a slot
+    that comes and goes costs the heap nothing, and the heap does not grow with the comings and goings.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Slot, int] = {}
+        self._entries: dict[Slot, int] = {}
+        """The lowest number under which the heap has a slot."""
+        self._heap: list[tuple[int, Slot]] = []
+
+    def add(self, slot: Slot, number: int) -> None:
+        self._numbers[slot] = number
+        entry = self._entries.get(slot)
+        if entry is None or number < entry:
+            self._push(slot, number)
+
+    def remove(self, slot: Slot) -> None:
+        del self._numbers[slot]
+
+    def lowest(self) -> Slot:
+        """The first of them, which stays. Raises `KeyError` when there is none."""
+        while self._heap:
+            entry, slot = self._heap[0]
+            number = self._numbers.get(slot)
+            if number == entry:
+                return slot
+            heapq.heappop(self._heap)
+            if self._entries.get(slot) == entry:
+                del self._entries[slot]
+                if number is not None:
+                    self._push(slot, number)
+        raise KeyError("no inactive block")
+
+    def pop(self) -> Slot:
+        slot = self.lowest()
+        heapq.heappop(self._heap)
+        del self._entries[slot], self._numbers[slot]
+        return slot
+
+    def _push(self, slot: Slot, number: int) -> None:
+        self._entries[slot] = number
+        heapq.heappush(self._heap, (number, slot))
+
+    def __contains__(self, slot: object) -> bool:
+        return slot in self._numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+
+def reuse_order(name: ReuseName, blocks: int) -> ReuseOrder:
+    """An empty order of the kind that `KvbmConfig.reuse` names, for a pool of `blocks`."""
+    match name:
+        case "fifo":
+            return FifoOrder()
+        case "lru":
+            return LruOrder()
+        case "multi_lru":
+            return MultiLruOrder(blocks)
+        case "lineage":
+            return LineageOrder()
+
+
+def _order(priority: int, number: int) -> int:
+    return priority << _ORDER_BITS | number
+
+
+def _key(slot: Slot) -> BlockKey:
+    assert slot.identity is not None, "an inactive block is registered"
+    return slot.identity.key
+
+
+def _parent_key(slot: Slot) -> tuple[int, int, int]:
+    assert slot.identity is not None, "an inactive block is registered"
+    namespace_id, group, _ = slot.identity.key
+    return namespace_id, group, slot.identity.parent_hash

@@ -27,7 +27,7 @@ def _identity(number: int) -> BlockIdentity:
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    @initialize(reuse=st.sampled_from(["lru", "fifo"]), duplicates=st.sampled_from(["allow", "reject"]))
+    @initialize(reuse=st.sampled_from(["fifo", "lru", "multi_lru", "lineage"]), duplicates=st.sampled_from(["allow", "reject"]))
     def open_pool(self, reuse: str, duplicates: str) -> None:
         self.events: list[tuple[str, int]] = []
         self.duplicates = duplicates
@@ -35,7 +35,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             name="device:0",
             blocks=BLOCKS,
             page_tokens=PAGE_TOKENS,
-            reuse=reuse_order(reuse),  # type: ignore[arg-type]
+            reuse=reuse_order(reuse, BLOCKS),  # type: ignore[arg-type]
             duplicates=duplicates,  # type: ignore[arg-type]
             on_store=lambda identity, copied: self.events.append(("store", identity.key.sequence_hash)),
             on_remove=lambda identity: self.events.append(("remove", identity.key.sequence_hash)),

@@ -237,17 +237,23 @@ def test_a_rejected_duplicate_is_reset_and_the_first_returned() -> None:
     assert noted.events == [("store", 5)]
 
 
-def test_an_allowed_duplicate_keeps_the_key_until_its_last_copy_is_evicted() -> None:
+def test_an_allowed_second_copy_keeps_the_first_alive_and_is_reset_when_let_go() -> None:
     noted = Noted()
-    pool = pool_of(2, noted, allow=True)
+    pool = pool_of(3, noted, allow=True)
     first, second = registered(pool, 5), registered(pool, 5)
-    assert second.index != first.index
+    assert (first.is_second_copy, second.is_second_copy) == (False, True)
+    assert (first.identity, first.index) != (second.identity, second.index)
     first.release()
-    assert pool.allocate(1).evicted == []
-    assert noted.events == [("store", 5)]
+    assert pool.occupancy() == PoolOccupancy(active=2, inactive=0, reset=1)
+    with pytest.raises(PoolExhaustedError):
+        pool.allocate(2)
+    third = second.clone()
     second.release()
-    gc.collect()
-    assert pool.allocate(2).evicted == [identity(5)]
+    assert pool.occupancy().active == 2
+    third.release()
+    assert pool.occupancy() == PoolOccupancy(active=0, inactive=1, reset=2)
+    assert noted.events == [("store", 5)]
+    assert pool.allocate(3).evicted == [identity(5)]
     assert noted.events == [("store", 5), ("remove", 5)]
 
 
