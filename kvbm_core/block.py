@@ -285,6 +285,13 @@ class MutableBlock(Guard):
         pool.tell()
         return CompleteBlock(pool, slot)
 
+    def taken_over(self) -> MutableBlock:
+        """The block under another guard, for who writes it from now on; this one ends."""
+        with self._pool.lock:
+            slot = self.held()
+            self.let_go()
+        return MutableBlock(self._pool, slot)
+
     def reset(self) -> None:
         """Give up what was written and hold an empty block. Raises `BlockStateError` once released."""
         with self._pool.lock:
