@@ -6,6 +6,7 @@ memory: a fully contiguous pool has one, a layer-separate pool one a layer.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -27,6 +28,7 @@ DTYPE_BYTES = {
 """Element types of a block, by torch's names, and their sizes in bytes."""
 
 Order = Literal["NHD", "HND", "universal"]
+MemoryKind = Literal["device", "pinned", "system"]
 LayoutKind = Literal["fully_contiguous", "layer_separate_block_first", "layer_separate_outer_first"]
 
 AXES: dict[Order, tuple[str, str, str, str, str]] = {
@@ -69,7 +71,7 @@ class Regions(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLayout:
+class PoolLayout(ABC):
     """What the layouts of a pool share. `heads` are those that this worker holds; `outer` is 2, or 1 for MLA.
 
     Every block starts at a multiple of `alignment_bytes` in its buffer (so does each part of one that lies apart).
@@ -111,37 +113,38 @@ class PoolLayout:
         }
 
     @property
+    @abstractmethod
     def buffers(self) -> int:
         """How many buffers there are: layer `n` lies in buffer `n`, or all in the only one."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def buffer_bytes(self) -> int:
         """Bytes of each buffer."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def strides_bytes(self) -> Strides:
-        raise NotImplementedError
+        """Within a buffer."""
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """Of one buffer as a tensor: blocks and the axes of `order` that lie in it, the last two as one."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def strides(self) -> tuple[int, ...]:
         """Elements from one index to the next, for each dimension of `shape`."""
-        raise NotImplementedError
 
     @property
     def total_bytes(self) -> int:
         return self.buffers * self.buffer_bytes
 
     @property
+    @abstractmethod
     def parts(self) -> list[Region]:
         """Where block 0 lies, in the order of its elements: the fewest regions that cover it."""
-        raise NotImplementedError
 
     def regions(self, block: int) -> list[Region]:
         """Where a block lies: put one after another, its bytes in `order`. Raises `LayoutError` out of range."""

@@ -9,17 +9,17 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from event_plane.schema import Tier
+from kvbm_core.config import KvbmConfig
 from kvbm_core.errors import LayoutError, StorageClosedError, TensorAllocationError
-from kvbm_core.layout import FullyContiguousLayout, Int64s, LayerSeparateLayout, PoolLayout
+from kvbm_core.layout import FullyContiguousLayout, Int64s, LayerSeparateLayout, MemoryKind, PoolLayout
+from kvbm_core.serialized_layout import BufferPlace, SerializedLayout, serialize
 from storage_agent.nixl_memory import HOST_MEMORY, MemoryPlace, MemoryRegion, NixlMemory
-
-MemoryKind = Literal["device", "pinned", "system"]
 
 TORCH_DTYPES = {
     "float16": torch.float16,
@@ -217,6 +217,12 @@ class TensorStorage:
         """(address, length) of every region of the blocks, one block after another."""
         buffers, offsets, lengths = self.layout.regions_of(blocks)
         return np.array([each.address for each in self.memory], dtype=np.int64)[buffers] + offsets, lengths
+
+    def serialized(self, config: KvbmConfig) -> SerializedLayout:
+        """What another worker needs to find any element in here; `config` is this worker's."""
+        places = [BufferPlace(each.address, each.size_bytes) for each in self.memory]
+        kind, device = self.memory[0].kind, self.device.index or 0
+        return serialize(self.layout, config, places, memory=kind, device=device)
 
     def close(self) -> None:
         """Let go of the memory. Views that were given out stay valid. Idempotent."""
