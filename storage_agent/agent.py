@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from event_plane.transport import Publisher
+from storage_agent import gpu_direct
 from storage_agent.absent_volume import AbsentVolume
 from storage_agent.announcer import Announcer
 from storage_agent.block_header import BlockHeader
@@ -81,6 +82,7 @@ class StorageAgent:
         self._shelf = VolumeShelf(name)
         self._mender = VolumeMender(self._shelf, self._announcer, self._open, self._register_lock, mend_interval_s)
         self._mender.start()
+        gpu_direct.start(self._allowed_roots)
 
     # Volumes
 
@@ -182,6 +184,7 @@ class StorageAgent:
                 producer=self._announcer.producer,
                 epoch=self._announcer.epoch,
                 volumes=[volume.stat() for volume in volumes if not self._announcer.is_silent(volume.descriptor.id)],
+                gpu_direct=gpu_direct.said(),
                 views=[volume.stat() for volume in volumes if self._announcer.is_silent(volume.descriptor.id)],
             )
 

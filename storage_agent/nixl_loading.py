@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import itertools
 import os
+import sys
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ def load_nixl() -> Nixl:
         os.environ.setdefault("AWS_RETRY_MODE", "standard")
         os.environ.setdefault("AWS_MAX_ATTEMPTS", "3")
         reasons = []
-        for name in ("nixl_cu12", "nixl_cu13"):
+        for name in binding_names(_cuda_of_torch()):
             try:
                 module = importlib.import_module(name)
             except ImportError as error:
@@ -46,6 +47,17 @@ def load_nixl() -> Nixl:
         else:
             raise TransferError(f"NIXL cannot be loaded ({'; '.join(reasons)}); install nixl 1.5.1 or later")
     return _loaded
+
+
+def binding_names(cuda: str) -> list[str]:
+    """Packages in the order they are tried. `cuda`: the process's release of it, whose library a plugin must share."""
+    return sorted(("nixl_cu12", "nixl_cu13"), key=lambda name: not cuda.startswith(name.removeprefix("nixl_cu")))
+
+
+def _cuda_of_torch() -> str:
+    """Of PyTorch, where the process has loaded it: nobody else has a GPU's memory here."""
+    torch = sys.modules.get("torch")
+    return "" if torch is None else torch.version.cuda or ""
 
 
 def make_agent(nixl: Nixl, name: str) -> Any:

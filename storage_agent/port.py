@@ -129,6 +129,8 @@ class AgentStat(msgspec.Struct, frozen=True):
     epoch: int
     volumes: list[VolumeStat]
     views: list[VolumeStat] = []
+    gpu_direct: str = ""
+    """The backend of NIXL's that was proven to move a GPU's memory to files here, or why there is none."""
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):

@@ -60,7 +60,7 @@ def ls(config: Config = None, command_url: CommandUrl = "") -> None:
             facts.id, facts.kind, f"G{facts.tier}", str(facts.speed_rank), volume.mode, volume.degraded or "serves",
             f"{volume.blocks:,}", f"{volume.slots_free:,}", f"{volume.payload_bytes / 1e9:,.3f}",
         )  # fmt: skip
-    _show(table)
+    _show(table, f"GPU-direct storage: {stat.gpu_direct or 'not said'}")
 
 
 @app.command("stat")
