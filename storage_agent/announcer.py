@@ -29,7 +29,7 @@ class Announcer:
         self.producer = publisher.producer if publisher is not None else producer_id(agent)
         self.epoch = publisher.epoch if publisher is not None else 0
         self.ordering = threading.RLock()
-        self._fold = AccessFold()
+        self._fold = AccessFold[BlockHeader]()
         self._changed = threading.Condition()
         self._closed = False
         self._silent: set[str] = set()
@@ -98,7 +98,7 @@ class Announcer:
             self._tiers[volume.id] = volume.tier
             before = self._fold.due_in_s(now_s)
             for header in headers:
-                self._fold.add(volume.id, header, now_s)
+                self._fold.add(volume.id, header.key, header, now_s)
             if self._fold.due_in_s(now_s) != before:
                 self._changed.notify()
 
