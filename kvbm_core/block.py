@@ -16,7 +16,7 @@ import numpy as np
 
 from event_plane.hashing import SequenceHasher, Tokens, little_endian_u32
 from kvbm_core.errors import BlockStateError, WrongIdentityError
-from kvbm_core.hooks import LifeStep
+from kvbm_core.hooks import Hooks, LifeStep
 from kvbm_core.identity import BlockIdentity
 from storage_agent.port import BlockKey
 
@@ -106,6 +106,8 @@ class Slot:
     priority: int = PRIORITY_DEFAULT
     reuse_rank: int = 0
     """The list of its pool's reuse order that has it."""
+    inactive_order: int = 0
+    """Rises with every block that becomes inactive, where the reuse order asks for it."""
 
     def step(self, trigger: Trigger) -> None:
         self.state = next_state(self.state, trigger)
@@ -127,8 +129,10 @@ class Slot:
 class Pool(Protocol):
     """What guards need of the pool that their block belongs to."""
 
+    name: str
     page_tokens: int
     lock: threading.Lock
+    hooks: Hooks
 
     def take_back(self, guard: Guard) -> None:
         """Give a guard's block back now, once."""
@@ -137,10 +141,7 @@ class Pool(Protocol):
         """Give a block back at the pool's next step; takes no lock, so that the garbage collector may call it."""
 
     def note(self, step: LifeStep, slot: Slot) -> None:
-        """Remember a step for the hooks; under the lock."""
-
-    def tell(self) -> None:
-        """Tell the hooks what was noted; without the lock."""
+        """Remember a step for the hooks, where there are any; under the lock."""
 
     def register(self, block: CompleteBlock, *, copied: bool = False, priority: int = ...) -> ImmutableBlock: ...
     def acquire(self, key: BlockKey) -> ImmutableBlock | None: ...
@@ -150,18 +151,19 @@ class Pool(Protocol):
 class Guard:
     """Holds a block, and gives it back exactly once: the pool's lock decides which of several threads does it."""
 
-    __slots__ = ("__weakref__", "_holds", "_pool", "_slot")
+    __slots__ = ("__weakref__", "_pool", "_slot", "holds")
 
     def __init__(self, pool: Pool, slot: Slot) -> None:
         self._pool = pool
         self._slot = slot
-        self._holds = True
+        self.holds = True
+        """Whether it still has its block. Ended by its pool, under the lock."""
 
     def __del__(self) -> None:
         # Nobody else has this guard any more, so no lock is needed; and none may be taken, since the garbage
         # collector runs in the middle of anything, a pool's step included.
-        if self._holds:
-            self._holds = False
+        if self.holds:
+            self.holds = False
             self._pool.take_back_later(self._slot)
 
     @property
@@ -171,27 +173,24 @@ class Guard:
 
     def release(self) -> None:
         """Give the block back. Idempotent."""
-        if self._holds:
+        if self.holds:
             self._pool.take_back(self)
 
-    def belongs_to(self, pool: Pool) -> bool:
-        return self._pool is pool
+    def check_pool(self, pool: Pool) -> None:
+        """Raises `BlockStateError` when the block is another pool's."""
+        if self._pool is not pool:
+            raise BlockStateError(f"block {self._slot.index} is not of pool {pool.name}: give it to its own")
+
+    def held_in(self, pool: Pool) -> Slot:
+        """The block's slot. Raises `BlockStateError` once released, or when the block is another pool's."""
+        self.check_pool(pool)
+        return self.held()
 
     def held(self) -> Slot:
         """The block's slot. Raises `BlockStateError` once released."""
-        if not self._holds:
+        if not self.holds:
             guard = type(self).__name__
             raise BlockStateError(f"{guard} of block {self._slot.index} was released: allocate or match again")
-        return self._slot
-
-    def let_go(self) -> Slot | None:
-        """Stop guarding: the slot, which now is the caller's to give back or guard, or None if it was let go before.
-
-        For pools, under their lock.
-        """
-        if not self._holds:
-            return None
-        self._holds = False
         return self._slot
 
     def __enter__(self) -> Self:
@@ -230,7 +229,7 @@ class MutableBlock(Guard):
             slot.salt = salt
             slot.tokens = None if salt is None else bytearray()
             self._pool.note(LifeStep.INITIALISED, slot)
-        self._pool.tell()
+        self._pool.hooks.tell()
 
     def fill(self, tokens: int) -> None:
         """Count `tokens` more whose keys and values were written. Raises `BlockStateError` when they do not fit."""
@@ -277,19 +276,19 @@ class MutableBlock(Guard):
                     f"block {slot.index} holds {slot.filled_tokens} of {pool.page_tokens} tokens: commit it when full"
                 )
             check_identity(slot, identity, pool.page_tokens)
-            self.let_go()
+            self.holds = False
             slot.state = state
             slot.identity = identity
             slot.tokens = None
             pool.note(LifeStep.COMMITTED, slot)
-        pool.tell()
+        pool.hooks.tell()
         return CompleteBlock(pool, slot)
 
     def taken_over(self) -> MutableBlock:
         """The block under another guard, for who writes it from now on; this one ends."""
         with self._pool.lock:
             slot = self.held()
-            self.let_go()
+            self.holds = False
         return MutableBlock(self._pool, slot)
 
     def reset(self) -> None:
@@ -299,7 +298,7 @@ class MutableBlock(Guard):
             slot.step(Trigger.RESET)
             slot.empty()
             self._pool.note(LifeStep.RESET, slot)
-        self._pool.tell()
+        self._pool.hooks.tell()
 
     def _fill(self, slot: Slot, tokens: int) -> None:
         state = next_state(slot.state, Trigger.FILL)
@@ -331,10 +330,10 @@ class CompleteBlock(Guard):
         with pool.lock:
             slot = self.held()
             slot.step(Trigger.RESET)
-            self.let_go()
+            self.holds = False
             pool.note(LifeStep.RESET, slot)
             slot.empty()
-        pool.tell()
+        pool.hooks.tell()
         return MutableBlock(pool, slot)
 
 

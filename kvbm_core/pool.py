@@ -28,6 +28,13 @@ from kvbm_core.registry import BlockRegistry, OnRemove, OnStore
 from kvbm_core.reuse import ReuseOrder
 from storage_agent.port import BlockKey
 
+# Python 3.11 finds an enum's member by way of Python code, which every block would pay for.
+_DEDUPLICATE = Trigger.DEDUPLICATE
+_EVICT = Trigger.EVICT
+_INIT_SEQUENCE = Trigger.INIT_SEQUENCE
+_REGISTER = Trigger.REGISTER
+_RESET = Trigger.RESET
+
 
 class Allocation(NamedTuple):
     """Blocks to write, and what had to leave the pool for them."""
@@ -122,7 +129,7 @@ class BlockPool:
             slots = [self._reset.popleft() for _ in range(count)]
             self._counters.allocated += count
             self._note_all(LifeStep.ALLOCATED, slots)
-        self.tell()
+        self.hooks.tell()
         return Allocation([MutableBlock(self, slot) for slot in slots], evicted)
 
     def complete_many(self, blocks: Sequence[MutableBlock], identities: Sequence[BlockIdentity]) -> list[CompleteBlock]:
@@ -134,14 +141,14 @@ class BlockPool:
         with self.lock:
             slots = self._held(blocks)
             for slot, identity in zip(slots, identities, strict=True):
-                next_state(slot.state, Trigger.INIT_SEQUENCE)
+                next_state(slot.state, _INIT_SEQUENCE)
                 check_identity(slot, identity, self.page_tokens)
             for block, slot, identity in zip(blocks, slots, identities, strict=True):
-                block.let_go()
+                block.holds = False
                 slot.write(identity)
             self._note_all(LifeStep.INITIALISED, slots)
             self._note_all(LifeStep.COMMITTED, slots)
-        self.tell()
+        self.hooks.tell()
         return [CompleteBlock(self, slot) for slot in slots]
 
     def register(
@@ -151,7 +158,14 @@ class BlockPool:
 
         Raises `BlockStateError` for another pool's block, which keeps its guard.
         """
-        return self.register_many((block,), copied=copied, priority=priority)[0]
+        check_priority(priority)
+        with self.lock:
+            self._take_returned()
+            slot = block.held_in(self)
+            block.holds = False
+            kept = self._register(slot, copied, priority)
+        self.hooks.tell()
+        return ImmutableBlock(self, kept)
 
     def register_many(
         self, blocks: Sequence[CompleteBlock], *, copied: bool = False, priority: int = PRIORITY_DEFAULT
@@ -166,9 +180,9 @@ class BlockPool:
             self._take_returned()
             slots = self._held(blocks)
             for block in blocks:
-                block.let_go()
+                block.holds = False
             kept = [self._register(slot, copied, priority) for slot in slots]
-        self.tell()
+        self.hooks.tell()
         return [ImmutableBlock(self, slot) for slot in kept]
 
     def match(self, keys: Sequence[BlockKey]) -> list[ImmutableBlock]:
@@ -184,7 +198,7 @@ class BlockPool:
                 found.append(slot)
             self._counters.requested += len(keys)
             self._counters.matched += len(found)
-        self.tell()
+        self.hooks.tell()
         return [ImmutableBlock(self, slot) for slot in found]
 
     def scan(self, keys: Sequence[BlockKey]) -> list[ImmutableBlock | None]:
@@ -197,7 +211,7 @@ class BlockPool:
                 self._match(slot)
             self._counters.requested += len(keys)
             self._counters.matched += len(there)
-        self.tell()
+        self.hooks.tell()
         return [None if slot is None else ImmutableBlock(self, slot) for slot in found]
 
     def acquire(self, key: BlockKey) -> ImmutableBlock | None:
@@ -208,8 +222,9 @@ class BlockPool:
             if slot is None:
                 return None
             self._reference(slot)
-            self.note(LifeStep.MATCHED, slot)
-        self.tell()
+            if self.hooks.listeners:
+                self.note(LifeStep.MATCHED, slot)
+        self.hooks.tell()
         return ImmutableBlock(self, slot)
 
     def share(self, block: ImmutableBlock) -> ImmutableBlock:
@@ -239,7 +254,7 @@ class BlockPool:
         with self.lock:
             self._take_returned()
             occupancy = self._occupancy()
-        self.tell()
+        self.hooks.tell()
         return occupancy
 
     def counters(self) -> PoolCounters:
@@ -255,27 +270,31 @@ class BlockPool:
             if active:
                 raise BlockStateError(f"pool {self.name} has {active} blocks in use: release them, then reset it")
             emptied = [self._empty_one() for _ in range(len(self._inactive))]
-        self.tell()
+        self.hooks.tell()
         return emptied
 
     def release_many(self, guards: Sequence[Guard]) -> None:
-        """Give blocks back in this order, which the reuse order sees; those let go before are passed over."""
-        for guard in guards:
-            if not guard.belongs_to(self):
-                raise BlockStateError(f"block {guard.index} is not of pool {self.name}: release it in its own")
+        """Give blocks back in this order, which the reuse order sees; those released before are passed over.
+
+        Raises `BlockStateError` for another pool's; then none was given back.
+        """
         with self.lock:
             for guard in guards:
-                slot = guard.let_go()
-                if slot is not None:
+                guard.check_pool(self)
+            for guard in guards:
+                if guard.holds:
+                    slot = guard.held()
+                    guard.holds = False
                     self._give_back(slot)
-        self.tell()
+        self.hooks.tell()
 
     def take_back(self, guard: Guard) -> None:
         with self.lock:
-            slot = guard.let_go()
-            if slot is not None:
+            if guard.holds:
+                slot = guard.held()
+                guard.holds = False
                 self._give_back(slot)
-        self.tell()
+        self.hooks.tell()
 
     def take_back_later(self, slot: Slot) -> None:
         self._returned.append(slot)
@@ -283,10 +302,6 @@ class BlockPool:
     def note(self, step: LifeStep, slot: Slot) -> None:
         if self.hooks.listeners:
             self.hooks.note(BlockStep(step, self.name, slot.index, slot.identity))
-
-    def tell(self) -> None:
-        if self.hooks.listeners:
-            self.hooks.tell()
 
     def _note_all(self, step: LifeStep, slots: Sequence[Slot]) -> None:
         if self.hooks.listeners:
@@ -299,10 +314,7 @@ class BlockPool:
 
     def _held(self, blocks: Sequence[Guard]) -> list[Slot]:
         """The slots of guards that are all this pool's, all held, and all different."""
-        for block in blocks:
-            if not block.belongs_to(self):
-                raise BlockStateError(f"block {block.index} is not of pool {self.name}: register it in its own")
-        slots = [block.held() for block in blocks]
+        slots = [block.held_in(self) for block in blocks]
         if len(set(slots)) < len(slots):
             raise BlockStateError(f"a block is given twice among {[slot.index for slot in slots]}: give each once")
         return slots
@@ -314,10 +326,11 @@ class BlockPool:
 
     def _give_back(self, slot: Slot) -> None:
         if slot.references:
-            self.note(LifeStep.RELEASED, slot)
+            if self.hooks.listeners:
+                self.note(LifeStep.RELEASED, slot)
             self._unreference(slot)
         else:
-            self._make_reset(slot, Trigger.RESET)
+            self._make_reset(slot, _RESET)
 
     def _unreference(self, slot: Slot) -> None:
         slot.references -= 1
@@ -326,9 +339,10 @@ class BlockPool:
         first = slot.first_copy
         if first is None:
             self._inactive.insert(slot)
-            self.note(LifeStep.INACTIVE, slot)
+            if self.hooks.listeners:
+                self.note(LifeStep.INACTIVE, slot)
         else:
-            self._make_reset(slot, Trigger.DEDUPLICATE)
+            self._make_reset(slot, _DEDUPLICATE)
             self._unreference(first)
 
     def _reference(self, slot: Slot) -> None:
@@ -341,7 +355,8 @@ class BlockPool:
         slot.was_matched = True
         if self._inactive.counts_uses:
             self._inactive.used(slot)
-        self.note(LifeStep.MATCHED, slot)
+        if self.hooks.listeners:
+            self.note(LifeStep.MATCHED, slot)
 
     def _register(self, slot: Slot, copied: bool, priority: int) -> Slot:
         """Register one block, and return the slot that its guard is to hold."""
@@ -349,7 +364,7 @@ class BlockPool:
         assert identity is not None, "a complete block has an identity"
         first = self._registry.add(identity, slot, copied)
         if first is slot:
-            slot.step(Trigger.REGISTER)
+            slot.step(_REGISTER)
             self._registrations += 1
             slot.registered_order = self._registrations
             slot.references = 1
@@ -357,17 +372,20 @@ class BlockPool:
             if self._inactive.counts_uses:
                 self._inactive.used(slot)
             self._counters.registered += 1
-            self.note(LifeStep.REGISTERED, slot)
+            if self.hooks.listeners:
+                self.note(LifeStep.REGISTERED, slot)
             return slot
         self._counters.duplicates += 1
-        self.note(LifeStep.DUPLICATE, slot)
+        if self.hooks.listeners:
+            self.note(LifeStep.DUPLICATE, slot)
         self._reference(first)
         first.priority = max(first.priority, priority)
         if self._duplicates == "reject":
-            self._make_reset(slot, Trigger.RESET)
-            self.note(LifeStep.MATCHED, first)
+            self._make_reset(slot, _RESET)
+            if self.hooks.listeners:
+                self.note(LifeStep.MATCHED, first)
             return first
-        slot.step(Trigger.REGISTER)
+        slot.step(_REGISTER)
         slot.first_copy = first
         slot.references = 1
         return slot
@@ -382,11 +400,12 @@ class BlockPool:
         identity = slot.identity
         assert identity is not None, "an inactive block is registered"
         self._registry.drop(identity)
-        self._make_reset(slot, Trigger.EVICT)
+        self._make_reset(slot, _EVICT)
         return identity
 
     def _make_reset(self, slot: Slot, trigger: Trigger) -> None:
         slot.step(trigger)
-        self.note(LifeStep.EVICTED if trigger is Trigger.EVICT else LifeStep.RESET, slot)
+        if self.hooks.listeners:
+            self.note(LifeStep.EVICTED if trigger is _EVICT else LifeStep.RESET, slot)
         slot.empty()
         self._reset.append(slot)

@@ -7,8 +7,9 @@ No step's cost grows with the pool, but for a heap's logarithm.
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Container
 from itertools import count
 from typing import Protocol
 
@@ -100,8 +101,7 @@ class MultiLruOrder(LruOrder):
         self._frequency.use(_key(slot))
 
     def _rank(self, slot: Slot) -> int:
-        uses = self._frequency.count(_key(slot))
-        level = sum(uses >= least for least in LEVEL_USES)
+        level = bisect_right(LEVEL_USES, self._frequency.count(_key(slot)))
         return slot.priority * (len(LEVEL_USES) + 1) + level
 
 
@@ -138,31 +138,29 @@ class LineageOrder:
     counts_uses = False
 
     def __init__(self) -> None:
-        self._orders: dict[Slot, int] = {}
         self._by_key: dict[tuple[int, int, int], Slot] = {}
         self._children: dict[tuple[int, int, int], int] = {}
         """Inactive children by their parent's key; no zeros."""
-        self._leaves = _LowestFirst()
+        self._tiers: dict[int, _Leaves] = {}
+        self._priorities: list[int] = []
+        """Of the tiers that there are, ascending."""
         self._clock = count(1)
 
     def insert(self, slot: Slot) -> None:
         key, parent_key = _key(slot), _parent_key(slot)
-        order = self._orders[slot] = _order(slot.priority, next(self._clock))
+        slot.inactive_order = next(self._clock)
         self._by_key[key] = slot
+        self._leaves_with(slot).waiting[slot] = None
         siblings = self._children.get(parent_key, 0)
         self._children[parent_key] = siblings + 1
         if not siblings:
             parent = self._by_key.get(parent_key)
-            if parent is not None and parent in self._leaves:
-                self._leaves.remove(parent)
-        if key not in self._children:
-            self._leaves.add(slot, order)
+            if parent is not None:
+                self._leaves_with(parent).is_leaf_no_more(parent)
 
     def remove(self, slot: Slot) -> None:
-        del self._orders[slot]
         del self._by_key[_key(slot)]
-        if slot in self._leaves:
-            self._leaves.remove(slot)
+        self._leaves_with(slot).discard(slot)
         parent_key = _parent_key(slot)
         siblings = self._children.pop(parent_key) - 1
         if siblings:
@@ -170,13 +168,18 @@ class LineageOrder:
             return
         parent = self._by_key.get(parent_key)
         if parent is not None:
-            self._leaves.add(parent, self._orders[parent])
+            self._leaves_with(parent).is_leaf_again(parent)
 
     def pop(self) -> Slot:
-        if not self._orders:
+        for priority in self._priorities:
+            slot = self._tiers[priority].oldest(self._children)
+            if slot is not None:
+                self.remove(slot)
+                return slot
+        # Without a leaf the parents go round in a ring, which no hash chain does: let any of them go.
+        slot = next(iter(self._by_key.values()), None)
+        if slot is None:
             raise KeyError("no inactive block")
-        # Without a leaf the parents go round in a ring, which no hash chain does: let the oldest go.
-        slot = self._leaves.lowest() if self._leaves else min(self._orders, key=self._orders.__getitem__)
         self.remove(slot)
         return slot
 
@@ -184,7 +187,52 @@ class LineageOrder:
         """Descent and recency alone count here."""
 
     def __len__(self) -> int:
-        return len(self._orders)
+        return len(self._by_key)
+
+    def _leaves_with(self, slot: Slot) -> _Leaves:
+        leaves = self._tiers.get(slot.priority)
+        if leaves is None:
+            leaves = self._tiers[slot.priority] = _Leaves()
+            insort(self._priorities, slot.priority)
+        return leaves
+
+
+class _Leaves:
+    """Inactive blocks of one priority, of which leaves are taken out, the oldest first.
+
+    Engines let go of tails before roots, so the oldest block is nearly always a leaf, and a queue does. A block that is
+    none when its turn comes is passed over: older than all that wait, it goes first once it is a leaf.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: OrderedDict[Slot, None] = OrderedDict()
+        self._overdue = _LowestFirst()
+        """Leaves that were passed over."""
+
+    def oldest(self, children: Container[tuple[int, int, int]]) -> Slot | None:
+        """The leaf to evict, which stays; or None. `children` has the keys of those that are no leaves."""
+        if self._overdue:
+            return self._overdue.lowest()
+        while self.waiting:
+            slot = next(iter(self.waiting))
+            if _key(slot) not in children:
+                return slot
+            del self.waiting[slot]
+        return None
+
+    def discard(self, slot: Slot) -> None:
+        if slot in self.waiting:
+            del self.waiting[slot]
+        elif slot in self._overdue:
+            self._overdue.remove(slot)
+
+    def is_leaf_again(self, slot: Slot) -> None:
+        if slot not in self.waiting:
+            self._overdue.add(slot, slot.inactive_order)
+
+    def is_leaf_no_more(self, slot: Slot) -> None:
+        if slot in self._overdue:
+            self._overdue.remove(slot)
 
 
 class _LowestFirst:
