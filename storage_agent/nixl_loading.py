@@ -6,7 +6,9 @@ import ctypes
 import importlib
 import itertools
 import os
+import re
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ class Nixl(NamedTuple):
 
 
 _INFINIBAND = "/sys/class/infiniband"
+_RELEASE_MIN = (1, 5)
 _loaded: Nixl | None = None
 _agent_numbers = itertools.count()
 
@@ -36,6 +39,7 @@ def load_nixl() -> Nixl:
         reasons = []
         for name in binding_names(_cuda_of_torch()):
             try:
+                require_release(name)
                 module = importlib.import_module(name)
             except ImportError as error:
                 reasons.append(f"{name}: {error}")
@@ -47,6 +51,19 @@ def load_nixl() -> Nixl:
         else:
             raise TransferError(f"NIXL cannot be loaded ({'; '.join(reasons)}); install nixl 1.5.1 or later")
     return _loaded
+
+
+def require_release(name: str) -> None:
+    """Raises `ImportError` for one that says of a short read, or of a write on a full disk, that it is done.
+
+    One of no release, built from source, is taken.
+    """
+    try:
+        release = version(name.replace("_", "-"))
+    except PackageNotFoundError:
+        return
+    if tuple(int(part) for part in re.findall(r"\d+", release)[:2]) < _RELEASE_MIN:
+        raise ImportError(f"release {release} says of failed transfers that they are done")
 
 
 def binding_names(cuda: str) -> list[str]:
