@@ -236,8 +236,8 @@ from storage_agent.nixl_transfer import NixlTransfer
 
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.truncate(fd, 4096)
-threads = len(os.listdir("/proc/self/task"))
 transfer = NixlTransfer("aio", {fd: 4096}, staging_bytes=4096)
+threads = len(os.listdir("/proc/self/task"))
 for mark in (b"1", b"2"):
     with transfer.exclusive() as staging:
         staging[:] = mark * 4096
