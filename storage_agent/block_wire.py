@@ -6,16 +6,22 @@ MessagePack has no integers of 128 bits, so a hash travels as its low and high 6
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 
 from event_plane.schema import Namespace
 from storage_agent.block_header import BlockHeader
+from storage_agent.descriptor import BLOCK_BYTES_MAX, CAPACITY_BLOCKS_MAX
 from storage_agent.leases import BlockFacts
 from storage_agent.port import BlockKey, Outcome, Result
 from storage_agent.shards import BlockLayout, ShardSpan
 
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
+U64 = Annotated[int, msgspec.Meta(ge=0)]
+"""MessagePack has nothing larger."""
+PayloadBytes = Annotated[int, msgspec.Meta(ge=0, le=BLOCK_BYTES_MAX)]
+Slot = Annotated[int, msgspec.Meta(ge=0, le=CAPACITY_BLOCKS_MAX)]
 KeyWire = tuple[int, int, int, int]
 """Namespace id, group, sequence hash low and high."""
 SpanWire = tuple[int, int, int]
@@ -38,7 +44,7 @@ class FactsWire(msgspec.Struct, frozen=True, array_like=True):
     parent: tuple[int, int]
     depth: int
     block_tokens: int
-    payload_bytes: int
+    payload_bytes: PayloadBytes
     span: SpanWire | None
     layout: BlockLayout | None
 
@@ -46,10 +52,10 @@ class FactsWire(msgspec.Struct, frozen=True, array_like=True):
 class HeaderWire(msgspec.Struct, frozen=True, array_like=True):
     """What a slot holds."""
 
-    slot: int
+    slot: Slot
     facts: FactsWire
-    payload_checksum: int
-    generation: int
+    payload_checksum: U64
+    generation: U64
 
 
 def key_to_wire(key: BlockKey) -> KeyWire:

@@ -9,7 +9,7 @@ import msgspec
 
 from storage_agent.block_wire import KeyWire, OutcomeWire, outcome_of_block_from_wire, outcome_of_block_to_wire
 from storage_agent.data_wire import DataReply, DataRequest
-from storage_agent.errors import CommandRefused
+from storage_agent.errors import UNREADABLE, CommandRefused
 from storage_agent.port import AgentStat, CommandOutcome, CompactReport, ScrubReport
 
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
@@ -102,7 +102,7 @@ def decode_request(payload: bytes) -> Request:
     """Raises `CommandRefused` for what is no request, or one without a usable command id."""
     try:
         request = _REQUESTS.decode(payload)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise CommandRefused(f"the command cannot be read: {error}") from error
     if isinstance(request, Command) and not 0 < len(request.command_id.encode()) <= COMMAND_ID_BYTES_MAX:
         raise CommandRefused(f"a command id has 1 to {COMMAND_ID_BYTES_MAX} bytes, this has {len(request.command_id)}")
@@ -113,7 +113,7 @@ def decode_reply(payload: bytes) -> Reply:
     """Raises `CommandRefused` for what is no reply."""
     try:
         return _REPLIES.decode(payload)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise CommandRefused(f"the answer cannot be read: {error}; is this the command port of an agent?") from error
 
 

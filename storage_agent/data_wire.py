@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from storage_agent.block_wire import FactsWire, HeaderWire, KeyWire, OutcomeWire
+from storage_agent.block_wire import U64, FactsWire, HeaderWire, KeyWire, OutcomeWire, Slot
 from storage_agent.descriptor import VolumeDescriptor
 
 LOCATED_MAX = 4096
@@ -68,8 +68,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, tag="lease"):
 class GrantWire(msgspec.Struct, frozen=True, array_like=True):
     """A lease on a shard in `slot`, or why there is none."""
 
-    lease: int
-    slot: int
+    lease: U64
+    slot: Slot
     refused: OutcomeWire | None = None
 
 
@@ -81,7 +81,7 @@ class ConfirmRequest(msgspec.Struct, frozen=True, tag="confirm"):
     """The places of these leases are locked: may they be written?"""
 
     volume: str
-    leases: list[int]
+    leases: list[U64]
 
 
 class ConfirmReply(msgspec.Struct, frozen=True, tag="confirm"):
@@ -92,14 +92,14 @@ class CommitRequest(msgspec.Struct, frozen=True, tag="commit"):
     """(lease, XXH3-64) of shards that are written and synced."""
 
     volume: str
-    shards: list[tuple[int, int]]
+    shards: list[tuple[U64, U64]]
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, tag="release"):
     """These leases are given up."""
 
     volume: str
-    leases: list[int]
+    leases: list[U64]
 
 
 class DoneReply(msgspec.Struct, frozen=True, tag="done"):
@@ -110,7 +110,7 @@ class PlaceWire(msgspec.Struct, frozen=True, array_like=True):
     """A block in a lender's memory: one header page that names the address as its place, then the payload."""
 
     header: HeaderWire
-    address: int
+    address: U64
 
 
 class BorrowRequest(msgspec.Struct, frozen=True, tag="borrow"):
@@ -131,16 +131,16 @@ class LentWire(msgspec.Struct, frozen=True, array_like=True):
 class BorrowReply(msgspec.Struct, frozen=True, tag="borrow"):
     """For the first keys, as many as there was room for. `mark` is in every header page."""
 
-    loan: int
+    loan: U64
     metadata: bytes
-    mark: int
+    mark: U64
     lent: list[LentWire]
 
 
 class ReturnRequest(msgspec.Struct, frozen=True, tag="return"):
     """What was lent is pulled: the memory may be used again."""
 
-    loan: int
+    loan: U64
 
 
 class OfferRequest(msgspec.Struct, frozen=True, tag="offer"):
@@ -148,7 +148,7 @@ class OfferRequest(msgspec.Struct, frozen=True, tag="offer"):
 
     volume: str
     metadata: bytes
-    mark: int
+    mark: U64
     places: list[PlaceWire]
     read_back: bool
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What msgspec raises on bytes that are not what they should be; the second where values are nested too deep."""
+
 
 class StorageAgentError(Exception):
     """Base of everything this room raises. `exit_status` is what a command line ends with."""

@@ -22,6 +22,7 @@ from storage_agent.block_header import (
     check_header,
     check_parts,
     checksum,
+    is_sound,
     pack_header,
     page_ceiling,
     part_checksums,
@@ -232,6 +233,8 @@ def pulled_blocks(
     for header, address, at in zip(headers, addresses, offsets.tolist(), strict=True):
         payload = memory[at + PAGE_BYTES : at + PAGE_BYTES + header.payload_bytes].toreadonly()
         try:
+            if reason := is_sound(header, window.window_bytes):  # a peer says what it likes
+                raise CorruptBlock(reason)
             checksums = check_header(bytes(memory[at : at + PAGE_BYTES]), header, place=address, mark=mark)
             check_parts(payload, header, checksums)
         except CorruptBlock as error:

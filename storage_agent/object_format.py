@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage_agent.block_header import PAGE_BYTES, BlockHeader, checksum
-from storage_agent.errors import BlockFormatError
+from storage_agent.errors import UNREADABLE, BlockFormatError
 from storage_agent.slot_rows import ROW, SlotRows
 
 FORMAT_VERSION = 1
@@ -214,7 +214,7 @@ def unpack_owner(packed: bytes) -> OwnerRecord:
     """Raises `BlockFormatError` for anything else, and for another version."""
     try:
         record = msgspec.json.decode(packed, type=OwnerRecord)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BlockFormatError(f"it does not say who owns a volume: {error}") from error
     if record.version != FORMAT_VERSION:
         raise BlockFormatError(f"it has format {record.version}, this version reads {FORMAT_VERSION}")
