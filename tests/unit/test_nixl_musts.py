@@ -251,7 +251,7 @@ with open("/proc/self/maps") as maps:
     assert "/[aio]" in maps.read()
 files = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
 assert not [each for each in files if os.path.islink(each) and "io_uring" in os.readlink(each)]
-assert len(os.listdir("/proc/self/task")) == threads, "the library's AIO has threads of its own"
+assert len(os.listdir("/proc/self/task")) <= threads, "the library's AIO has threads of its own"
 transfer.close()
 """
 
