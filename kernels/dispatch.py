@@ -1,67 +1,60 @@
-"""One function per operation: checks its arguments once, then chooses an implementation by the pool's device.
+"""Which implementation works on a tensor: Triton where it lies on a GPU, the reference elsewhere.
 
-Only the torch reference exists, and tensors on a GPU use it too; Triton kernels come with issue 5.
+Both offer the same few functions over arguments that the public operations have checked. Without Triton, or on a GPU
+too old for an operation (fp8 needs compute capability 8.9), the reference takes GPU tensors too, in plain torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Protocol
 
 import torch
 
 from kernels import reference
-from kernels.errors import BlockIndexError, ShapeError
+
+FP8_CAPABILITY_MIN = (8, 9)
 
 
-def gather_blocks(pool: torch.Tensor, block_ids: Sequence[int], out: torch.Tensor | None = None) -> torch.Tensor:
-    """Copy paged blocks into contiguous staging; returns the staging, `[len(block_ids), *pool.shape[1:]]`.
+class Implementation(Protocol):
+    """What `kernels.reference` and `kernels.triton_launch` offer."""
 
-    `pool` is `[blocks, ...]` with any strides; a block may be named twice. `out` is written where given, and must be
-    contiguous with the pool's dtype and device. Raises `BlockIndexError` and `ShapeError`; then nothing is written.
-    """
-    _check_range(pool, block_ids)
-    shape = (len(block_ids), *pool.shape[1:])
-    if out is None:
-        out = torch.empty(shape, dtype=pool.dtype, device=pool.device)
-    else:
-        _check_staging("out", out, pool, shape)
-    if block_ids:
-        reference.gather(pool, _indices(block_ids, pool.device), out)
-    return out
+    def copy(
+        self,
+        sources: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+        source_ids: torch.Tensor | None,
+        target_ids: torch.Tensor | None,
+    ) -> None:
+        """For each pair: block i of the target, `target[target_ids[i]]`, becomes `source[source_ids[i]]`.
 
+        Ids that are None count up from 0. All pairs have the same shape after the block axis, dtype and device.
+        """
 
-def scatter_blocks(staging: torch.Tensor, pool: torch.Tensor, block_ids: Sequence[int]) -> None:
-    """Copy contiguous staging `[len(block_ids), *pool.shape[1:]]` into the pool's blocks; mutates `pool`.
+    def checksum(self, blocks: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+        """NH-64 of `blocks[i]` for each id, int64; each block lies without gaps, one stride apart."""
 
-    Raises `BlockIndexError` for an index out of range or given twice (the order of the two writes would be
-    undefined) and `ShapeError`; then nothing is written.
-    """
-    _check_range(pool, block_ids)
-    _check_staging("staging", staging, pool, (len(block_ids), *pool.shape[1:]))
-    if len(set(block_ids)) != len(block_ids):
-        twice = next(block_id for i, block_id in enumerate(block_ids) if block_id in block_ids[:i])
-        raise BlockIndexError(f"scatter_blocks: block {twice} is written twice: give each target block once")
-    if block_ids:
-        reference.scatter(staging, pool, _indices(block_ids, pool.device))
+    def quantize(self, blocks: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> None:
+        """All with the axes `[blocks, layers, outer, heads, tokens, head_dim]`, scales without the last two."""
+
+    def dequantize(self, values: torch.Tensor, scales: torch.Tensor, blocks: torch.Tensor) -> None:
+        """The inverse of `quantize`, the same axes."""
 
 
-def _indices(block_ids: Sequence[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(block_ids, dtype=torch.int64, device=device)
+def implementation_for(device: torch.device, *, fp8: bool = False) -> Implementation:
+    """The implementation for tensors of `device`; `fp8` where it converts to or from 8-bit floats."""
+    if device.type != "cuda" or (fp8 and torch.cuda.get_device_capability(device) < FP8_CAPABILITY_MIN):
+        return reference
+    return _triton() or reference
 
 
-def _check_range(pool: torch.Tensor, block_ids: Sequence[int]) -> None:
-    blocks = pool.shape[0] if pool.dim() else 0
-    for block_id in block_ids:
-        if not 0 <= block_id < blocks:
-            raise BlockIndexError(f"block {block_id} is outside the pool: give indexes from 0 to {blocks - 1}")
-
-
-def _check_staging(name: str, staging: torch.Tensor, pool: torch.Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(staging.shape) != shape:
-        raise ShapeError(f"{name} has shape {tuple(staging.shape)}, the blocks need {shape}")
-    if staging.dtype != pool.dtype:
-        raise ShapeError(f"{name} holds {staging.dtype}, the pool {pool.dtype}: convert before copying")
-    if staging.device != pool.device:
-        raise ShapeError(f"{name} is on {staging.device}, the pool on {pool.device}: move it there first")
-    if not staging.is_contiguous():
-        raise ShapeError(f"{name} has strides {staging.stride()}: staging must be contiguous")
+@cache
+def _triton() -> Implementation | None:
+    try:
+        from kernels import triton_launch
+    except ModuleNotFoundError as absent:
+        if absent.name != "triton":
+            raise
+        return None
+    return triton_launch

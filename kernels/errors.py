@@ -14,4 +14,4 @@ class BlockIndexError(KernelError):
 
 
 class ShapeError(KernelError):
-    """Tensors that do not fit each other in shape, dtype or device."""
+    """Tensors that do not fit each other, or the operation, in shape, dtype or device."""
