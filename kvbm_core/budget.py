@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Literal, NamedTuple
 
-from kvbm_core.config import KvbmConfig, TierVolumes
+from kvbm_core.config import RETENTION_S_MIN, KvbmConfig, TierVolumes
 from kvbm_core.errors import BudgetError
 from kvbm_core.paths import TransferPath
 from storage_agent.descriptor import VolumeDescriptor
@@ -175,12 +175,16 @@ def _room(
     blocks_s = config.prefill_tokens_per_s / config.page_tokens
     capacity = sum(volume.capacity_blocks for volume in known)
     needed = ceil(tier.retention_s * blocks_s)
-    if needed > capacity:
-        yield Refusal(
-            f"{name}.retention_s",
-            tier.retention_s,
-            "at most",
-            int(capacity / blocks_s),
-            f"prefill_tokens_per_s = {config.prefill_tokens_per_s:g} makes up to {needed} blocks in that time, the "
-            f"volumes of {name} hold {capacity} (or raise their capacity_blocks)",
-        )
+    if needed <= capacity:
+        return
+    reason = (
+        f"prefill_tokens_per_s = {config.prefill_tokens_per_s:g} makes up to {needed} blocks in {name}.retention_s = "
+        f"{tier.retention_s:g}, the volumes of {name} hold {capacity}"
+    )
+    fitting_s = int(capacity / blocks_s)
+    if fitting_s >= RETENTION_S_MIN:
+        yield Refusal(f"{name}.retention_s", tier.retention_s, "at most", fitting_s, reason)
+    else:
+        last = known[-1]
+        wanted = last.capacity_blocks + needed - capacity
+        yield Refusal(f"capacity_blocks of volume {last.id!r}", last.capacity_blocks, "at least", wanted, reason)

@@ -28,6 +28,7 @@ BLOCKS_MAX = 1 << 24
 BLOCK_BYTES_MAX = 64 * 1024 * 1024
 SECRET_CHARACTERS_MIN = 16
 TENSOR_PARALLEL_SIZE_MAX = 1_024
+RETENTION_S_MIN = 1.0
 
 ReuseName = Literal["fifo", "lru", "multi_lru", "lineage"]
 OffloadPolicyName = Literal["all", "presence", "presence_frequency"]
@@ -64,7 +65,7 @@ class TierVolumes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if len(set(volumes)) != len(volumes):
                 raise ConfigError(f"volumes of {where!r} name one twice: {', '.join(volumes)}; name each once")
         _check_ranges(
-            self, ("retention_s", 1.0, 1e10), ("rate_bytes_s", 0.0, 1e13), ("latency_ms", 0.001, 600_000.0)
+            self, ("retention_s", RETENTION_S_MIN, 1e10), ("rate_bytes_s", 0.0, 1e13), ("latency_ms", 0.001, 600_000.0)
         )
 
     def volumes_of(self, tenant: str) -> tuple[str, ...]:
@@ -257,21 +258,24 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Volumes of any tier that a tenant's blocks are put to, in the order to try them."""
         return tuple(volume for _, tier in self.tiers() for volume in tier.volumes_of(tenant))
 
-    def namespace_of(self, tenant: str) -> Namespace:
-        """The namespace of a tenant's blocks."""
+    def namespace_of(self, tenant: str, adapter: str | None = None, cache_salt: str = "") -> Namespace:
+        """The namespace of a tenant's blocks. `adapter` and `cache_salt` are as `salt_of` takes them."""
         return Namespace(
             tenant=tenant,
             model=self.model,
             revision=self.revision,
-            adapter=self.adapter,
+            adapter=self.adapter if adapter is None else adapter,
             kv_dtype=self.dtype,
             block_tokens=self.page_tokens,
-            hash_root=f"{self.salt_of(tenant):016x}",
+            hash_root=f"{self.salt_of(tenant, adapter, cache_salt):016x}",
         )
 
-    def salt_of(self, tenant: str) -> int:
-        """u64 seed of a tenant's token hashes."""
-        return salt(self.adapter, tenant)
+    def salt_of(self, tenant: str, adapter: str | None = None, cache_salt: str = "") -> int:
+        """u64 seed of a tenant's token hashes. `adapter`, where given, is in the place of the configuration's own;
+        requests that give a `cache_salt` share blocks only with those that give the same."""
+        return salt(
+            self.adapter if adapter is None else adapter, f"{tenant}\0{cache_salt}" if cache_salt else tenant
+        )
 
     def secret_of(self, tenant: str) -> bytes:
         """32 bytes that key a tenant's sequence hashes: BLAKE2b of the tenant's name under `hash_secret`."""

@@ -100,6 +100,9 @@ def test_volumes_must_take_a_block_and_hold_what_comes_within_the_retention() ->
         ("block_bytes_max of volume 'fast'", "at least", BLOCK),
         ("disk.retention_s", "at most", 1_800),
     ]
+    assert told(config, ROOMY, volume("slow", 900), volume("fast", 99)) == [
+        ("capacity_blocks of volume 'fast'", "at least", 99 + 3_600_000 - 999)
+    ]
     # A volume that is not there yet may have any room.
     assert told(config, ROOMY, volume("slow", 1)) == []
 
@@ -168,11 +171,11 @@ def follow(
             return replace(config, transfers=limits), machine, volumes
         case ["disk", "retention_s"]:
             assert config.disk is not None
-            return replace(config, disk=replace(config.disk, retention_s=max(1.0, to))), machine, volumes
+            return replace(config, disk=replace(config.disk, retention_s=to)), machine, volumes
         case [name] if name in config.__struct_fields__:
             return replace(config, **{name: int(to)}), machine, volumes
-    if setting.startswith("block_bytes_max"):
-        return config, machine, {"slow": replace(volumes["slow"], block_bytes_max=int(to))}
+    if setting.endswith("of volume 'slow'"):
+        return config, machine, {"slow": replace(volumes["slow"], **{setting.split()[0]: int(to)})}
     raised = MachineFacts(
         host_available_bytes=machine.host_available_bytes,
         locked_bytes_max=int(to) * 1_024,
