@@ -193,7 +193,7 @@ class FaultyStore:
             spoilt[bit // 8] ^= 1 << bit % 8
         else:
             return write
-        return write._replace(payload=memoryview(bytes(spoilt)))
+        return write.with_payload(memoryview(bytes(spoilt)))
 
 
 def _open_store(opening: Opening) -> FaultyStore:

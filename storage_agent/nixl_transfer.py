@@ -32,8 +32,8 @@ _PAUSE_S_MIN = 0.000_02
 _PAUSE_S_MAX = 0.002
 _PAUSE_SHARE = 1 / 16
 """Of the time waited so far: a pause that is slept past the end costs no more than that."""
-_EAGER_POLLS = 4
-"""Polls before the first sleep: a poll submits 64 descriptors, so small batches are under way at once."""
+_RUNS_A_POLL = 64
+"""NIXL submits so many at each poll: before the first sleep all must be under way."""
 
 _agent_numbers = itertools.count()
 
@@ -43,6 +43,7 @@ class _Flight:
     """A transfer that was begun. `state`: PROC while it is under way, DONE, or what failed."""
 
     handle: Any
+    eager_polls: int
     state: str = "PROC"
 
     def advance(self, ask: Callable[[], str], errors: tuple[type[Exception], ...]) -> None:
@@ -122,9 +123,7 @@ class NixlTransfer(FileTransfer):
             is_over = True
         finally:
             if not is_over and flights:
-                keep_for_ever(self._agent, flights, sides, self._memory)
-                self._map_staging()
-                self._agent = None
+                self._land_or_quarantine(flights, sides, deadline)
         if failed:
             # Others of a portion may be under way still. Nothing polls this agent again, and its end waits for
             # the kernel, so afterwards neither file nor memory changes any more.
@@ -132,10 +131,23 @@ class NixlTransfer(FileTransfer):
             self._agent = None
             reason = self._probe(operation, *columns)
             raise TransferError(f"{self._name}: {operation.lower()} failed: {reason or failed}")
-        for flight in flights:
-            flight.handle.release()
-        for side in sides:
-            side.release()
+        _release(flights, sides)
+
+    def _land_or_quarantine(self, flights: list[_Flight], sides: tuple[Any, Any], deadline: float) -> None:
+        """Whoever wanted the bytes has given up: wait for the rest of them, or never touch their memory again."""
+        started = time.monotonic()
+        have_landed = False
+        try:
+            have_landed = all(not self._wait(flight, started, deadline) for flight in flights)
+        except TransferError:
+            pass  # the deadline, of which the caller hears already
+        finally:
+            if have_landed:
+                _release(flights, sides)
+            else:
+                keep_for_ever(self._agent, flights, sides, self._memory)
+                self._map_staging()
+                self._agent = None
 
     def _sides(self, operation: str, runs: Columns) -> tuple[Any, Any]:
         """Both ends of the runs, made known to NIXL. Raises `TransferError` where it refuses one."""
@@ -143,7 +155,10 @@ class NixlTransfer(FileTransfer):
         local = np.zeros((len(lengths), 3), dtype=np.uint64)
         local[:, 0] = staging_offsets + np.uint64(self._address)
         local[:, 1] = lengths
-        remote = np.stack((file_offsets, lengths, fds), axis=1)
+        remote = np.empty_like(local)
+        remote[:, 0] = file_offsets
+        remote[:, 1] = lengths
+        remote[:, 2] = fds
         try:
             return (
                 self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", local, "DRAM"),
@@ -163,14 +178,13 @@ class NixlTransfer(FileTransfer):
         except self._nixl.errors as error:
             message = f"{self._name}: NIXL refuses the {operation.lower()}: {error}"
             raise TransferError(message, in_doubt=others_fly) from error
-        flight = _Flight(handle)
+        flight = _Flight(handle, len(numbers) // _RUNS_A_POLL)
         flight.advance(lambda: agent.transfer(handle), self._nixl.errors)
         return flight
 
     def _wait(self, flight: _Flight, started: float, deadline: float) -> str:
         """Until a transfer has ended. Empty, or what failed. Raises `TransferError` in doubt at the deadline."""
         agent = self._agent
-        polls = 0
         while flight.state == "PROC":
             now = time.monotonic()
             if now >= deadline:
@@ -178,9 +192,10 @@ class NixlTransfer(FileTransfer):
                     f"{self._name}: no answer from the device in {self._deadline_s} s; check it, then register again",
                     in_doubt=True,
                 )
-            if polls >= _EAGER_POLLS:
+            if flight.eager_polls:
+                flight.eager_polls -= 1
+            else:
                 time.sleep(min(max(_PAUSE_S_MIN, (now - started) * _PAUSE_SHARE), _PAUSE_S_MAX))
-            polls += 1
             flight.advance(lambda: agent.check_xfer_state(flight.handle), self._nixl.errors)
         return "" if flight.state == "DONE" else flight.state
 
@@ -197,6 +212,13 @@ class NixlTransfer(FileTransfer):
         return ""
 
 
+def _release(flights: list[_Flight], sides: tuple[Any, Any]) -> None:
+    for flight in flights:
+        flight.handle.release()
+    for side in sides:
+        side.release()
+
+
 def _runs(columns: Columns, portions: list[tuple[int, int]]) -> tuple[list[int], Columns]:
     """What lies side by side in file and staging as one descriptor: a device does few large requests sooner.
 
@@ -204,10 +226,11 @@ def _runs(columns: Columns, portions: list[tuple[int, int]]) -> tuple[list[int],
     """
     begin, end = portions[0][0], portions[-1][1]
     file_offsets, staging_offsets, lengths, fds = (column[begin:end] for column in columns)
-    is_first = np.ones(end - begin, dtype=np.bool_)
-    is_first[1:] = file_offsets[1:] != file_offsets[:-1] + lengths[:-1]
-    is_first[1:] |= staging_offsets[1:] != staging_offsets[:-1] + lengths[:-1]
-    is_first[1:] |= fds[1:] != fds[:-1]
+    is_first = np.empty(end - begin, dtype=np.bool_)
+    goes_on = np.diff(file_offsets) == lengths[:-1]
+    goes_on &= np.diff(staging_offsets) == lengths[:-1]
+    goes_on &= fds[1:] == fds[:-1]
+    np.logical_not(goes_on, out=is_first[1:])
     edges = np.array([first for first, _ in portions]) - begin
     is_first[edges] = True
     firsts = np.flatnonzero(is_first)

@@ -58,11 +58,8 @@ class SlotRun:
     end: int
     block_bytes: int
     offset: int
-
-    @property
-    def slot_bytes(self) -> int:
-        """With the slot's header."""
-        return PAGE_BYTES + page_ceiling(self.block_bytes)
+    slot_bytes: int
+    """With the slot's header."""
 
     @property
     def end_offset(self) -> int:
@@ -83,6 +80,8 @@ class Superblock:
     classes: SlotClasses = ()
     runs: tuple[SlotRun, ...] = field(init=False, compare=False, repr=False)
     """Neighbouring slots of one size, all of them in order."""
+    slot_bytes: int = field(init=False, compare=False, repr=False)
+    """Of a slot of the largest class, with its header."""
     _by_class: SlotsByClass = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,23 +89,20 @@ class Superblock:
         runs: list[SlotRun] = []
         first, offset = 0, SLOTS_OFFSET
         for each in classes:
-            run = SlotRun(first, first + each.blocks, each.block_bytes, offset)
+            slot_bytes = PAGE_BYTES + page_ceiling(each.block_bytes)
+            run = SlotRun(first, first + each.blocks, each.block_bytes, offset, slot_bytes)
             runs.append(run)
             first, offset = run.end, run.end_offset
         object.__setattr__(self, "runs", tuple(runs))
+        object.__setattr__(self, "slot_bytes", runs[-1].slot_bytes)
         object.__setattr__(self, "_by_class", SlotsByClass(classes))
-
-    @property
-    def slot_bytes(self) -> int:
-        """Of a slot of the largest class, with its header."""
-        return self.runs[-1].slot_bytes
 
     @property
     def file_bytes(self) -> int:
         return self.runs[-1].end_offset
 
     def slot_offset(self, slot: int) -> int:
-        run = self.runs[self._by_class.number(slot)]
+        run = self.runs[self._by_class.number(slot)] if self.classes else self.runs[0]
         return run.offset + (slot - run.first) * run.slot_bytes
 
     @property

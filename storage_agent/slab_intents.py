@@ -33,14 +33,14 @@ class SlabIntents:
 
         Returns whether the page must be written, and whether it must be durable before they change.
         """
-        regions = np.unique(np.asarray(slots) // self._region_slots)
-        self._since_save[regions] = True
-        must_last = self._is_stale or not bool(self.told[regions].all())
-        last = min((max(slots) + ahead) // self._region_slots, len(self.written) - 1)
-        wanted = np.append(regions, last)
-        must_write = must_last or not bool(self.written[wanted].all())
+        regions = {slot // self._region_slots for slot in slots}
+        for region in regions:
+            self._since_save[region] = True
+        must_last = self._is_stale or not all(self.told[region] for region in regions)
+        regions.add(min((max(slots) + ahead) // self._region_slots, len(self.written) - 1))
+        must_write = must_last or not all(self.written[region] for region in regions)
         if must_write:
-            self.written[wanted] = True
+            self.written[list(regions)] = True
             self._is_stale = False
         return must_write, must_last
 

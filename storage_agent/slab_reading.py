@@ -17,33 +17,28 @@ def read_slots(transfer: FileTransfer, superblock: Superblock, reads: Sequence[S
     """See `SlotStore.read`. `transfer` has the slab as its one file, and staging for a slot each."""
     if not reads:
         return
-    errors: dict[int, CorruptBlock | None] = {}
     extents = _extents(superblock, reads)
     with transfer.exclusive() as staging:
 
-        def payload_of(number: int) -> memoryview:
-            read = reads[number]
-            start = number * superblock.slot_bytes + PAGE_BYTES + read.offset % PAGE_BYTES
-            return staging[start : start + read.payload_bytes].toreadonly()
-
-        def check(first: int, end: int) -> None:
+        def check_and_take(first: int, end: int) -> None:
             for number in range(first, end):
                 read, at = reads[number], number * superblock.slot_bytes
-                errors[number] = None
+                start = at + PAGE_BYTES + read.offset % PAGE_BYTES
+                payload = staging[start : start + read.payload_bytes].toreadonly()
+                fault: CorruptBlock | None = None
                 try:
                     page = bytes(staging[at : at + PAGE_BYTES])
                     checksums = check_header(page, read.header, place=read.header.slot, mark=superblock.mark)
-                    check_parts(payload_of(number), read.header, checksums, read.first)
+                    check_parts(payload, read.header, checksums, read.first)
                 except CorruptBlock as error:
-                    errors[number] = error
+                    fault = error
+                take(number, fault, payload)
 
-        if len(extents) == len(reads):  # what has arrived is checked while the rest is under way
-            transfer.read(*columns(extents), arrived=check)
+        if len(extents) == len(reads):  # what has arrived is taken while the rest is under way
+            transfer.read(*columns(extents), arrived=check_and_take)
         else:
             transfer.read(*columns(extents))
-            check(0, len(reads))
-        for number in range(len(reads)):
-            take(number, errors[number], payload_of(number))
+            check_and_take(0, len(reads))
 
 
 def columns(extents: Sequence[tuple[int, int, int]]) -> tuple[Offsets, Offsets, Offsets]:

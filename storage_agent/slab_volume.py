@@ -14,8 +14,10 @@ from storage_agent.block_header import (
     PAGE_BYTES,
     ZERO_PAGE,
     BlockHeader,
+    draft_header,
     pack_header,
     page_ceiling,
+    seal_header,
 )
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import TransferError
@@ -95,27 +97,32 @@ class SlabStore:
 
     def write(self, writes: Sequence[SlotWrite]) -> None:
         """See `SlotStore.write`: header and payload of each in one descriptor."""
-        slot_bytes, mark = self._slab.superblock.slot_bytes, self._slab.superblock.mark
-        headers = [pack_header(w.header, w.checksums, place=w.header.slot, mark=mark) for w in writes]
-        self._tell([write.header.slot for write in writes])
-        slot_offset = self._slab.superblock.slot_offset
+        slots = [write.draft.slot for write in writes]
+        superblock = self._slab.superblock
+        drafts = [
+            draft_header(write.draft, write.draft.parts, place=slot, mark=superblock.mark)
+            for write, slot in zip(writes, slots, strict=True)
+        ]
+        self._tell(slots)
         extents = [
             (
-                slot_offset(write.header.slot),
-                number * slot_bytes,
-                PAGE_BYTES + page_ceiling(write.header.payload_bytes),
+                superblock.slot_offset(slot),
+                number * superblock.slot_bytes,
+                PAGE_BYTES + page_ceiling(write.payload.nbytes),
             )
-            for number, write in enumerate(writes)
+            for number, (write, slot) in enumerate(zip(writes, slots, strict=True))
         ]
         with self._transfer.exclusive() as staging:
 
             def stage(first: int, end: int) -> None:
                 for number in range(first, end):
-                    payload, (_, at, length) = writes[number].payload, extents[number]
-                    payload_at = at + PAGE_BYTES
-                    staging[at:payload_at] = headers[number]
-                    staging[payload_at : payload_at + payload.nbytes] = payload
-                    staging[payload_at + payload.nbytes : at + length] = bytes(length - PAGE_BYTES - payload.nbytes)
+                    write, (_, at, length) = writes[number], extents[number]
+                    payload_at, payload = at + PAGE_BYTES, write.payload
+                    payload_end = payload_at + payload.nbytes
+                    page = seal_header(drafts[number], write.header.payload_checksum, write.checksums)
+                    staging[at:payload_at] = page
+                    staging[payload_at:payload_end] = payload
+                    staging[payload_end : at + length] = bytes(at + length - payload_end)
 
             self._transfer.write(*columns(extents), stage=stage)
 

@@ -39,8 +39,9 @@ ROW = np.dtype(
 )
 """96 bytes. A row without payload bytes is a free slot; `layout` 0 is none. `page`: where it lies, if elsewhere."""
 _FIELDS = struct.Struct("<QQQBBHIQQIIHHIQQII")
-"""A row's fields: three times as fast to read one by as numpy is."""
+"""A row's fields: three times as fast to read and write one by as numpy is."""
 assert _FIELDS.size == ROW.itemsize
+_FREE_ROW = bytes(_FIELDS.size)
 KEY_BYTES = 25
 """The first bytes of a row are its key, as `block_header.pack_key` writes it."""
 
@@ -96,7 +97,8 @@ class SlotRows:
         """Write the row of `header.slot`."""
         key, span = header.key, header.span
         shard_bytes, first, count = (span.shard_bytes, span.first, span.count) if span is not None else (0, 0, 0)
-        self.rows[header.slot] = (
+        _FIELDS.pack_into(
+            self._packed, header.slot * _FIELDS.size,
             key.namespace_id, key.sequence_hash & _MASK64, key.sequence_hash >> 64, key.group, 0,
             header.block_tokens, header.depth, header.parent_hash & _MASK64, header.parent_hash >> 64,
             header.payload_bytes, shard_bytes, first, count, self._namespace_number(header.namespace),
@@ -104,7 +106,7 @@ class SlotRows:
         )  # fmt: skip
 
     def clear(self, slot: int) -> None:
-        self.rows[slot] = np.zeros((), dtype=ROW)
+        self._packed[slot * _FIELDS.size : (slot + 1) * _FIELDS.size] = _FREE_ROW
 
     def header(self, slot: int, key: BlockKey | None = None) -> BlockHeader:
         """What a live slot holds; `key` where the caller knows it."""

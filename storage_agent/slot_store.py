@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from storage_agent.block_header import BlockHeader
+from storage_agent.block_header import BlockHeader, fold_checksums, part_checksums
 from storage_agent.errors import BlockFormatError, CorruptBlock, TransferError
 from storage_agent.slot_classes import SlotClasses
 from storage_agent.slot_rows import SlotRows
@@ -19,16 +19,46 @@ Take = Callable[[int, CorruptBlock | None, memoryview], None]
 """Gets a read's number in the batch, what is wrong with it if anything, and its bytes, which last for the call."""
 
 
-class SlotWrite(NamedTuple):
+class SlotWrite:
     """A payload bound for a slot. `number`: its place in the caller's batch. `payload` has format `B`.
 
-    `checksums`: XXH3-64 of each part of the payload (`BlockHeader.parts`).
+    Its checksums are reckoned when first asked for: a store asks while other payloads are on their way already.
     """
 
-    number: int
-    header: BlockHeader
-    payload: memoryview
-    checksums: tuple[int, ...]
+    __slots__ = ("_checksums", "_header", "number", "payload")
+
+    def __init__(
+        self, number: int, header: BlockHeader, payload: memoryview, checksums: tuple[int, ...] | None = None
+    ) -> None:
+        """With `checksums`, those of `payload`'s parts as `header` has them; without, they are put into the header."""
+        self.number = number
+        self.payload = payload
+        self._header = header
+        self._checksums = checksums
+
+    @property
+    def checksums(self) -> tuple[int, ...]:
+        """XXH3-64 of each part of the payload (`BlockHeader.parts`)."""
+        if self._checksums is None:
+            self._checksums = part_checksums(self.payload, self._header.part_bytes)
+            self._header = self._header._replace(payload_checksum=fold_checksums(self._checksums))
+        return self._checksums
+
+    @property
+    def header(self) -> BlockHeader:
+        """What the slot will hold."""
+        if self._checksums is None:
+            _ = self.checksums
+        return self._header
+
+    @property
+    def draft(self) -> BlockHeader:
+        """The header, of which the checksum may be missing yet."""
+        return self._header
+
+    def with_payload(self, payload: memoryview) -> SlotWrite:
+        """Other bytes under the same header."""
+        return SlotWrite(self.number, self.header, payload, self.checksums)
 
 
 class SlotRead(NamedTuple):
@@ -85,9 +115,9 @@ class SlotStore(Protocol):
         """Make everything written so far durable. Raises `TransferError`, in doubt where it may be or not."""
 
     def read(self, reads: Sequence[SlotRead], take: Take) -> None:
-        """Read parts of slots, check them against their headers, hand each to `take`.
+        """Read parts of slots, check them against their headers, hand each to `take`, once, in any order.
 
-        Raises `TransferError` before the first `take`.
+        Raises `TransferError` where bytes cannot be had: of those that were not handed over.
         """
 
     def erase(self, headers: Sequence[BlockHeader]) -> None:
@@ -119,6 +149,27 @@ class SlotStore(Protocol):
 
     def close(self, *, in_order: bool, generation_next: int) -> None:
         """Let go of the medium. `in_order`: nothing is under way or in doubt. Idempotent."""
+
+
+def read_each(store: SlotStore, reads: Sequence[SlotRead], take: Take) -> list[tuple[int, TransferError]]:
+    """Read all together; if that fails, each of those that were not handed to `take` alone. The numbers that failed."""
+    taken: set[int] = set()
+
+    def read(numbers: Sequence[int]) -> None:
+        left = [number for number in numbers if number not in taken]
+
+        def note(position: int, error: CorruptBlock | None, payload: memoryview) -> None:
+            taken.add(left[position])
+            take(left[position], error, payload)
+
+        if left:
+            store.read([reads[number] for number in left], note)
+
+    return [
+        (number, error)
+        for number, error in each_alone_if_one_fails(range(len(reads)), read)
+        if number not in taken and isinstance(error, TransferError)
+    ]
 
 
 def each_alone_if_one_fails(

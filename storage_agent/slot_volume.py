@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
-from storage_agent.block_header import BlockHeader, fold_checksums, part_checksums
+from storage_agent.block_header import BlockHeader
 from storage_agent.descriptor import CAPACITY_BLOCKS_MAX, VolumeDescriptor
 from storage_agent.errors import BlockFormatError, CorruptBlock, ShardError, TransferError, VolumeError
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result, ScrubReport, VolumeStat
@@ -18,7 +18,7 @@ from storage_agent.sliced_read import SlicedRead, plan_read
 from storage_agent.slot_leasing import LeasableStore, SlotLeasing
 from storage_agent.slot_moving import settle_into_classes, shrink
 from storage_agent.slot_rows import SlotRows
-from storage_agent.slot_store import SlotRead, SlotStore, SlotWrite, each_alone_if_one_fails
+from storage_agent.slot_store import SlotRead, SlotStore, SlotWrite, each_alone_if_one_fails, read_each
 from storage_agent.slot_table import Refusal, SlotTable
 from storage_agent.volume import Accept, Announce, ReadResult
 
@@ -313,7 +313,6 @@ class SlotVolume:
             return self._outcome(block.key, Result.FULL, reason=reason)
         if isinstance(reserved, Refusal):
             return self._outcome(block.key, Result.BUSY, reason="another put or delete of it is under way; try later")
-        checksums = part_checksums(payload, block.span.shard_bytes if block.span is not None else payload.nbytes)
         header = BlockHeader(
             slot=reserved.slot,
             key=block.key,
@@ -322,12 +321,12 @@ class SlotVolume:
             depth=block.depth,
             block_tokens=block.block_tokens,
             payload_bytes=payload.nbytes,
-            payload_checksum=fold_checksums(checksums),
+            payload_checksum=0,
             generation=reserved.generation,
             span=block.span,
             layout=block.layout,
         )
-        return SlotWrite(index, header, payload, checksums)
+        return SlotWrite(index, header, payload)
 
     def _write_durably(self, writes: Sequence[SlotWrite], write_all: WriteAll, read_back: bool) -> dict[int, Outcome]:
         """Write the slots, sync once. The outcomes of those that failed; their slots are free again or held back."""
@@ -357,15 +356,13 @@ class SlotVolume:
     def _verify_written(self, writes: list[SlotWrite]) -> list[tuple[SlotWrite, WriteFault]]:
         bad: list[tuple[SlotWrite, WriteFault]] = []
 
-        def check(part: Sequence[SlotWrite]) -> None:
-            def collect(number: int, error: CorruptBlock | None, payload: memoryview) -> None:
-                if error is not None:
-                    bad.append((part[number], error))
+        def check(number: int, error: CorruptBlock | None, payload: memoryview) -> None:
+            if error is not None:
+                bad.append((writes[number], error))
 
-            self._store.read([SlotRead(write.header, 0, write.header.parts) for write in part], collect)
-
-        unread = each_alone_if_one_fails(writes, check)
-        return [*bad, *unread]
+        reads = [SlotRead(write.header, 0, write.header.parts) for write in writes]
+        unread = read_each(self._store, reads, check)
+        return [*bad, *((writes[number], error) for number, error in unread)]
 
     def _undo_put(self, write: SlotWrite, error: WriteFault) -> Outcome:
         """Free the slot of a failed put; where even that fails, hold it back until the volume is opened anew."""
@@ -402,28 +399,25 @@ class SlotVolume:
             except ShardError as error:
                 results[index] = ReadResult(self._outcome(header.key, Result.FAILED, reason=str(error)))
 
-        def read(part: Sequence[tuple[int, SlicedRead]]) -> None:
-            def take(number: int, error: CorruptBlock | None, stored: memoryview) -> None:
-                index, (asked, parts) = part[number]
-                header = asked.header
-                if error is not None:
-                    corrupt.append(header)
-                    outcome = self._outcome(header.key, Result.CORRUPT, reason=f"{type(error).__name__}: {error}")
-                    results[index] = ReadResult(outcome)
-                    return
-                payload = gather(parts, stored, parts[0].shard) if parts else stored
-                refused = accept(first_index + index, header, payload)
-                result = Result.FAILED if refused else Result.HIT
-                outcome = Outcome(header.key, result, volume, payload.nbytes, refused)
-                results[index] = ReadResult(outcome, header)
-
-            self._store.read([asked for _, (asked, _) in part], take)
+        def take(number: int, error: CorruptBlock | None, stored: memoryview) -> None:
+            index, (asked, parts) = planned[number]
+            header = asked.header
+            if error is not None:
+                corrupt.append(header)
+                outcome = self._outcome(header.key, Result.CORRUPT, reason=f"{type(error).__name__}: {error}")
+                results[index] = ReadResult(outcome)
+                return
+            payload = gather(parts, stored, parts[0].shard) if parts else stored
+            refused = accept(first_index + index, header, payload)
+            result = Result.FAILED if refused else Result.HIT
+            outcome = Outcome(header.key, result, volume, payload.nbytes, refused)
+            results[index] = ReadResult(outcome, header)
 
         try:
-            for (index, sliced), fault in each_alone_if_one_fails(planned, read):
+            for number, fault in read_each(self._store, [asked for _, (asked, _) in planned], take):
                 self._degrade(str(fault))
-                outcome = self._outcome(sliced.asked.header.key, Result.FAILED, reason=str(fault))
-                results[index] = ReadResult(outcome)
+                index, (asked, _) = planned[number]
+                results[index] = ReadResult(self._outcome(asked.header.key, Result.FAILED, reason=str(fault)))
         finally:
             with self._unpinned:
                 for _, header in pinned:

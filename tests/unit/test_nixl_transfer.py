@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from storage_agent.errors import TransferError
-from storage_agent.file_transfer import DESCRIPTOR_COUNT_MAX, FileTransfer, Offsets
-from storage_agent.nixl_transfer import NixlTransfer
+from storage_agent.file_transfer import DESCRIPTOR_COUNT_MAX, Columns, FileTransfer, Offsets
+from storage_agent.files import HUGE_PAGE_BYTES, huge_pages
+from storage_agent.nixl_transfer import NixlTransfer, _runs
 from storage_agent.thread_transfer import ThreadTransfer
 
 PAGE = 4096
@@ -141,7 +142,7 @@ def test_threads_take_turns_and_see_their_own_bytes(transfer: FileTransfer) -> N
 def test_loading_nixl_loads_no_torch_and_prints_nothing(tmp_path: Path) -> None:
     script = """
 import os, sys
-from storage_agent.nixl_transfer import NixlTransfer
+from storage_agent.nixl_transfer import NixlTransfer, _runs
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.ftruncate(fd, 4096)
 NixlTransfer("quiet", {fd: 4096}, staging_bytes=4096).close()
@@ -186,3 +187,50 @@ def test_files_come_and_go_and_each_gets_its_own_bytes(transfer: FileTransfer, f
     assert os.pread(third, FILE_BYTES, 0) == bytes(FILE_BYTES)
     assert os.pread(fd, 1, 6 * PAGE) == b"\1"
     os.close(third)
+
+
+def test_what_cannot_be_taken_leaves_nothing_under_way_and_the_next_transfer_uses_the_same_memory(
+    fd: int, transfer: FileTransfer
+) -> None:
+    os.pwrite(fd, b"q" * PAGE, 7 * PAGE)
+
+    def refuse(first: int, end: int) -> None:
+        raise ValueError("no room")
+
+    with transfer.exclusive() as staging:
+        with pytest.raises(ValueError, match="no room"):
+            transfer.read(pages(0, 1, 2), pages(0, 1, 2), pages(1, 1, 1), arrived=refuse)
+        transfer.read(pages(7), pages(3), pages(1))
+        assert bytes(staging[3 * PAGE : 4 * PAGE]) == b"q" * PAGE
+    with transfer.exclusive() as again:
+        assert again is staging
+
+
+def columns(*extents: tuple[int, int, int]) -> Columns:
+    file_offsets, staging_offsets, lengths = np.array(extents, dtype=np.uint64).T.copy()
+    return file_offsets, staging_offsets, lengths, np.full(len(extents), 9, dtype=np.uint64)
+
+
+def test_neighbours_in_file_and_memory_are_moved_as_one_within_their_portion() -> None:
+    extents = [(0, 0, 8), (8, 8, 8), (16, 16, 4), (20, 64, 4), (24, 68, 4), (40, 72, 4), (44, 76, 8)]
+    firsts, runs = _runs(columns(*extents), [(0, 2), (2, 7)])
+    assert firsts == [0, 1, 4]
+    assert np.array(runs[:3]).T.tolist() == [[0, 0, 16], [16, 16, 4], [20, 64, 8], [40, 72, 12]]
+    assert runs[3].tolist() == [9] * 4
+
+
+def test_neighbours_in_different_files_are_moved_each_by_itself() -> None:
+    beside = columns((0, 0, 8), (8, 8, 8))
+    beside[3][1] = 7
+    firsts, runs = _runs(beside, [(0, 2)])
+    assert (firsts, np.array(runs).tolist()) == ([0, 2], np.array(beside).tolist())
+
+
+def test_staging_memory_is_zeroed_whole_and_at_a_page_boundary() -> None:
+    for size in (PAGE, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + PAGE):
+        memory = huge_pages(size)
+        assert memory.nbytes == size
+        assert not any(memory[::997])
+        boundary = HUGE_PAGE_BYTES if size >= HUGE_PAGE_BYTES else PAGE
+        assert np.frombuffer(memory, dtype=np.uint8).ctypes.data % boundary == 0
+        memory[-1] = 1
