@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from event_plane.schema import Namespace
-from storage_agent.errors import BlockFormatError, CorruptBlock, ShardError
+from storage_agent.errors import UNREADABLE, BlockFormatError, CorruptBlock, ShardError
 from storage_agent.port import BlockKey
 from storage_agent.shards import BlockLayout, ShardSpan, check_span
 
@@ -86,10 +86,10 @@ def fold_checksums(checksums: Sequence[int]) -> int:
 
 
 def pack_key(key: BlockKey) -> bytes:
-    """25 bytes. Raises `BlockFormatError` where a number is out of range."""
+    """25 bytes. Raises `BlockFormatError` where a number is out of range, or none."""
     try:
         return _KEY.pack(key[0], key[2] & _MASK64, key[2] >> 64, key[1])
-    except struct.error as error:
+    except (struct.error, TypeError, IndexError) as error:
         raise BlockFormatError(f"{key} is no block key: {error}") from error
 
 
@@ -114,7 +114,7 @@ def draft_header(header: BlockHeader, parts: int, *, place: int, mark: int) -> b
             header.depth, header.block_tokens, len(namespace), len(layout), parts, span.first, span.count,
             header.payload_bytes, span.shard_bytes, 0, header.generation, place, mark,
         )  # fmt: skip
-    except struct.error as error:
+    except (struct.error, TypeError) as error:
         raise BlockFormatError(f"{key}, depth {header.depth} or {header.block_tokens} tokens: {error}") from error
     shards_bytes = parts * _CHECKSUM.size
     if _HEADER.size + shards_bytes + len(namespace) + len(layout) > BODY_BYTES:
@@ -239,7 +239,7 @@ def _encode_namespace(namespace: Namespace) -> bytes:
 def _decode_namespace(packed: bytes) -> Namespace:
     try:
         return msgspec.msgpack.decode(packed, type=Namespace)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BlockFormatError(f"a header's namespace cannot be read: {error}") from error
 
 
@@ -252,5 +252,5 @@ def _encode_layout(layout: BlockLayout | None) -> bytes:
 def _decode_layout(packed: bytes) -> BlockLayout | None:
     try:
         return msgspec.msgpack.decode(packed, type=BlockLayout) if packed else None
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise BlockFormatError(f"a header's layout cannot be read: {error}") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 def fill_buffer(buffer: memoryview, payload: memoryview) -> str:
     """Copy `payload` to the start of `buffer`, or say why that cannot be; nothing is written then."""
+    if not isinstance(buffer, memoryview):
+        return f"the buffer is of type {type(buffer).__name__}; give a memoryview of it"
     if buffer.readonly or not buffer.c_contiguous:
         return "the buffer is not writable and contiguous"
     if buffer.nbytes < payload.nbytes:

@@ -51,9 +51,13 @@ def validate(
     """The file or folder that `descriptor` means, absolute and without symbolic links; None where it has none.
 
     Reads the file system to resolve links; changes nothing. Raises `VolumeError` with the field, its value and the
-    remedy: an id, number or watermark out of range, or a path that ends up outside every allowed root.
+    remedy: an id, number or watermark out of range or of another type, or a path that ends up outside every allowed root.
     """
     name = f"volume {descriptor.id!r}"
+    try:  # made in Python, it has whatever types its maker gave it
+        msgspec.convert(msgspec.to_builtins(descriptor), VolumeDescriptor)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise VolumeError(f"{name}: {error}; correct it") from error
     if not _ID.fullmatch(descriptor.id):
         raise VolumeError(f"{name}: an id is 1 to 64 of a-z, 0-9 and '-'; rename the volume")
     for field, value, low, high in (

@@ -65,6 +65,19 @@ class PutBlock:
     layout: BlockLayout | None = None
     """Of the whole block; without it no worker of a group of another size can read its slice."""
 
+    def __post_init__(self) -> None:
+        """Raises `TypeError` that names the field: told here, a caller's slip touches no volume."""
+        for name, value, kind in (
+            ("key", self.key, BlockKey),
+            ("namespace", self.namespace, Namespace),
+            ("payload", self.payload, memoryview),
+            ("span", self.span, ShardSpan | None),
+            ("layout", self.layout, BlockLayout | None),
+        ):
+            if not isinstance(value, kind):
+                wanted = getattr(kind, "__name__", kind)
+                raise TypeError(f"PutBlock.{name} is of type {type(value).__name__}; give {wanted}")
+
 
 class Outcome(msgspec.Struct, frozen=True):
     """One block's answer. `volume`: which volume was read or written. `reason`: a sentence where `result` is not ok."""

@@ -44,7 +44,7 @@ def make_slab_file(descriptor: VolumeDescriptor, path: Path) -> int:
         _fill(descriptor, path, fd)
         os.rename(draft, path)
         sync_folder(path.parent)
-    except (OSError, VolumeError):
+    except BaseException:
         if is_ours and _is_same_file(fd, draft):
             os.unlink(draft)
         os.close(fd)

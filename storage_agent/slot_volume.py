@@ -245,21 +245,31 @@ class SlotVolume:
     def _put_batch(self, blocks: Sequence[PutBlock], read_back: bool) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         writes: list[SlotWrite] = []
-        for index, block in enumerate(blocks):
-            refused = self._refuse_put(block, block.payload.nbytes)
-            if refused is None:
-                write = self._reserve(index, block)
-                if isinstance(write, SlotWrite):
-                    writes.append(write)
-                    continue
-                refused = write
-            outcomes[index] = refused
+        try:
+            for index, block in enumerate(blocks):
+                refused = self._refuse_put(block, block.payload.nbytes)
+                if refused is None:
+                    write = self._reserve(index, block)
+                    if isinstance(write, SlotWrite):
+                        writes.append(write)
+                        continue
+                    refused = write
+                outcomes[index] = refused
+        except BaseException:  # a payload that was released, an interrupt: nothing was written
+            with self._table_lock:
+                for write in writes:
+                    self._table.abandon(write.header.slot)
+            raise
         outcomes |= self._write_and_serve(writes, self._store.write, read_back)
         return [outcomes[index] for index in range(len(blocks))]
 
     def _write_and_serve(self, writes: Sequence[SlotWrite], write_all: WriteAll, read_back: bool) -> dict[int, Outcome]:
         """Write slots, announce and serve what is durable. Outcomes by number in the batch."""
-        failures = self._write_durably(writes, write_all, read_back)
+        try:
+            failures = self._write_durably(writes, write_all, read_back)
+        except BaseException as error:  # opened anew, the volume has these slots again
+            self._degrade(f"a put was cut short by {error!r}")
+            raise
         stored = [write for write in writes if write.number not in failures]
         with self._ordering:
             self._announce_stored([write.header for write in stored])
