@@ -1,8 +1,9 @@
-"""Replay: recordings and traces through the live fold (ARCHITECTURE.md, section 3). No second simulator.
+"""Replay: recordings and traces through the live fold (ARCHITECTURE.md, section 3).
 
-A trace's request becomes Access for each block that is present and Store for each that is absent; a full cache asks the
-live eviction order for its coldest block, which comes back as Remove. Definitions: data README, "How reference.json
-counts".
+`advisor.caches` replays traces through policies that the fold has not, and through all of them a hundred times as fast;
+the fold's own two give the same figures. Here a trace's request becomes Access for each block that is present and Store
+for each that is absent; a full cache asks the live eviction order for its coldest block, which comes back as Remove.
+Definitions: data README, "How reference.json counts".
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from advisor.caches import CacheFigures, RequestTrace
 from advisor.entries import EntryKind, LogEntry, SettingsEntry, Tick, VolumeEntry, encode_control
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
@@ -27,7 +29,6 @@ from event_plane.pacing import Pace
 from event_plane.recording import TRACE_BLOCK_TOKENS, read_trace
 from event_plane.schema import RECORD_DTYPE, Namespace, Records, Tier
 
-CAPACITY_BLOCKS_MAX = 2**31 - 1
 _CACHE = "cache"
 _PRODUCER = 1
 
@@ -43,13 +44,17 @@ class ReplayError(AdvisorError):
 
 @dataclass(frozen=True, slots=True)
 class TraceResult:
-    """One policy at one capacity. `run_*` sum the leading blocks present at arrival, cold start included."""
+    """One policy at one capacity; see `caches.CacheFigures`."""
 
     policy: str
     capacity_blocks: int
     run_blocks: int
     run_tokens: int
     seq_block_hits: int
+
+    @classmethod
+    def of(cls, policy: str, capacity_blocks: int, figures: CacheFigures) -> TraceResult:
+        return cls(policy, capacity_blocks, figures.run_blocks, figures.run_tokens, figures.seq_block_hits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,17 @@ class Trace:
     @property
     def accesses(self) -> int:
         return len(self.records)
+
+    def as_requests(self) -> RequestTrace:
+        """The trace as `advisor.caches` replays it."""
+        return RequestTrace.of(self.hashes, self.ends, self.records["depth"], self.input_tokens, self.block_tokens)
+
+    def low_hashes(self, requests: RequestTrace, present: npt.NDArray[np.bool_]) -> list[int]:
+        """Low 64 bits of the hashes of those blocks of `requests` that are present, sorted."""
+        lows = np.empty(requests.blocks, np.uint64)
+        lows[requests.ids] = self.hashes[:, 0]
+        kept: list[int] = np.sort(lows[present]).tolist()
+        return kept
 
 
 NAMESPACE_ID = Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id
@@ -131,9 +147,7 @@ class TraceReplay:
     def __init__(self, policy: str, capacity_blocks: int) -> None:
         if policy not in ORDERS:
             known = ", ".join(sorted(ORDERS))
-            raise ReplayError(f"policy {policy!r} is not known: choose one of {known}")
-        if not 1 <= capacity_blocks <= CAPACITY_BLOCKS_MAX:
-            raise ReplayError(f"capacity {capacity_blocks} is no number of blocks: give 1 to {CAPACITY_BLOCKS_MAX}")
+            raise ReplayError(f"policy {policy!r} is none of the live service's: choose one of {known} with --speed")
         self.policy = policy
         self.capacity_blocks = capacity_blocks
         self.fold = Fold()

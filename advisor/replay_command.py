@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from advisor.caches import POLICIES, replay_cache, require_policy
 from advisor.index import ORDERS
 from advisor.outputs import require_writable, write_json
 from advisor.recorded import is_log
@@ -76,7 +74,7 @@ def replay(
         list[str] | None,
         typer.Option(
             "--policy",
-            help=f"Eviction order for traces, of {', '.join(sorted(ORDERS))}; repeatable"
+            help=f"Eviction policy for traces, of {', '.join(sorted(POLICIES))}; repeatable"
             f" (default: {', '.join(DEFAULT_POLICIES)}).",
         ),
     ] = None,
@@ -89,8 +87,20 @@ def replay(
         ),
     ] = None,
     speed: Annotated[
-        float | None, typer.Option("--speed", help="Times as fast as recorded (default: as fast as it can).")
+        float | None,
+        typer.Option(
+            "--speed",
+            help="Times as fast as recorded (default: as fast as it can). Traces then go through the live service's"
+            f" fold, which has {' and '.join(ORDERS)}.",
+        ),
     ] = None,
+    last_half: Annotated[
+        bool,
+        typer.Option(
+            "--last-half",
+            help="Of traces, count only the last half of the requests, and a last block as many tokens as the others.",
+        ),
+    ] = False,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
     state_out: Annotated[
         Path | None, typer.Option("--state", help="Write the live blocks' low 64 hash bits here, sorted.")
@@ -101,8 +111,13 @@ def replay(
     capacities = list(capacity or DEFAULT_CAPACITIES)
     for name in policies:
         for blocks in capacities:
-            TraceReplay(name, blocks)
+            require_policy(name, blocks)
     _pace(speed)
+    if speed is not None:
+        if last_half:
+            raise ReplayError("--last-half counts what is replayed at once: leave out --speed")
+        for name in policies:
+            TraceReplay(name, capacities[0])
     for out in (json_out, state_out):
         if out is not None:
             require_writable(out)
@@ -111,7 +126,11 @@ def replay(
     reports: list[FileReport] = []
     for path, kind in zip(files, formats, strict=True):
         if kind == "trace":
-            reports.append(_trace_report(path, policies, capacities, speed, keep_live=state_out is not None))
+            reports.append(
+                _trace_report(
+                    path, policies, capacities, speed, last_half=last_half, keep_live=state_out is not None
+                )
+            )
         else:
             reports.append(_recording_report(path, kind, speed))
     for report in reports:
@@ -146,65 +165,39 @@ def _recording_report(path: Path, kind: str, speed: float | None) -> FileReport:
 
 
 def _trace_report(
-    path: Path, policies: list[str], capacities: list[int], speed: float | None, *, keep_live: bool
+    path: Path,
+    policies: list[str],
+    capacities: list[int],
+    speed: float | None,
+    *,
+    last_half: bool,
+    keep_live: bool,
 ) -> FileReport:
     trace = load_trace(path)
+    requests = trace.as_requests()
+
+    def at_once(policy: str, blocks: int) -> tuple[TraceResult, list[int]]:
+        counted_from = trace.requests // 2 if last_half else 0
+        done = replay_cache(requests, policy, blocks, counted_from=counted_from, whole_blocks=last_half)
+        advance(trace.requests)
+        live = trace.low_hashes(requests, done.present) if keep_live else []
+        return TraceResult.of(policy, blocks, done.figures), live
+
+    def at_pace(policy: str, blocks: int) -> tuple[TraceResult, list[int]]:
+        replayed = replay_trace(trace, policy, blocks, advance, _pace(speed))
+        return replayed.result(), live_blocks(replayed.fold) if keep_live else []
+
     report = FileReport(str(path), "trace", requests=trace.requests, events=trace.accesses)
     jobs = [(name, blocks) for name in policies for blocks in capacities]
-    with _progress(path.name, len(jobs) * trace.requests) as advance:
-        if len(jobs) == 1:
-            replayed = [_finish(replay_trace(trace, *jobs[0], advance, _pace(speed)), keep_live)]
-        else:
-            replayed = _in_processes(path, jobs, advance, speed, keep_live)
-    report.results = [result for result, _ in replayed]
-    report.live = replayed[-1][1] if replayed else []
+    # Threads do: the kernels let go of Python's lock.
+    with (
+        _progress(path.name, len(jobs) * trace.requests) as advance,
+        ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool,
+    ):
+        done = list(pool.map(at_once if speed is None else at_pace, *zip(*jobs, strict=True)))
+    report.results = [result for result, _ in done]
+    report.live = done[-1][1] if done else []
     return report
-
-
-def _finish(done: TraceReplay, keep_live: bool) -> tuple[TraceResult, list[int]]:
-    return done.result(), live_blocks(done.fold) if keep_live else []
-
-
-# -- several processes: each parses the trace once and runs its share
-
-
-_told: SimpleQueue[int] | None = None
-
-
-def _start_worker(told: SimpleQueue[int]) -> None:
-    global _told
-    _told = told
-
-
-@lru_cache(maxsize=1)
-def _loaded(path: Path) -> Any:
-    return load_trace(path)
-
-
-def _work(
-    path: Path, policy: str, capacity: int, speed: float | None, keep_live: bool
-) -> tuple[TraceResult, list[int]]:
-    assert _told is not None
-    return _finish(replay_trace(_loaded(path), policy, capacity, _told.put, _pace(speed)), keep_live)
-
-
-def _in_processes(
-    path: Path, jobs: list[tuple[str, int]], advance: Callable[[int], None], speed: float | None, keep_live: bool
-) -> list[tuple[TraceResult, list[int]]]:
-    context = multiprocessing.get_context("spawn")
-    told: SimpleQueue[int] = context.SimpleQueue()
-    workers = min(len(jobs), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(told,)) as pool:
-        futures = [pool.submit(_work, path, policy, blocks, speed, keep_live) for policy, blocks in jobs]
-        for future in futures:
-            while not future.done():
-                while not told.empty():
-                    advance(told.get())
-                try:
-                    future.exception(timeout=0.1)
-                except TimeoutError:
-                    continue
-        return [future.result() for future in futures]
 
 
 # -- output

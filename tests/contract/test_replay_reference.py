@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from advisor.caches import POLICIES, RequestTrace, replay_cache
 from advisor.fold import Fold
 from advisor.replay import (
     NAMESPACE_ID,
@@ -25,7 +26,6 @@ from event_plane.recording import read_capture
 from event_plane.schema import Namespace, RecordFlag
 
 TRACE = "traces/mooncake_conversation_trace.jsonl.gz"
-CAPACITIES = (1_000, 5_859, 10_000, 30_000, 50_000, 100_000)
 FIGURES = ("run_blocks", "run_tokens", "seq_block_hits")
 
 
@@ -47,8 +47,48 @@ def test_trace_has_the_counts_of_its_description(conversation: Trace) -> None:
     assert sum(conversation.input_tokens) == 144_793_823
 
 
-@pytest.mark.parametrize(("policy", "capacity"), list(product(("lru", "lfu"), CAPACITIES)))
-def test_hit_figures_equal_the_reference(
+def our_name(name: str) -> str:
+    return "length-aware" if name == "LengthAware" else name.lower()
+
+
+@pytest.fixture(scope="module")
+def requests(conversation: Trace) -> RequestTrace:
+    return conversation.as_requests()
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"arc-leaf"}))
+def test_each_policys_figures_equal_the_reference(
+    requests: RequestTrace, reference: dict[str, dict[str, int]], policy: str
+) -> None:
+    rows = {int(key.split("|")[1]): row for key, row in reference.items() if our_name(key.split("|")[0]) == policy}
+    assert len(rows) == 6
+    assert {blocks: asdict(replay_cache(requests, policy, blocks).figures) for blocks in rows} == rows
+
+
+def test_arc_of_leaves_comes_within_a_hundredth_of_the_reference(
+    requests: RequestTrace, reference: dict[str, dict[str, int]]
+) -> None:
+    for key, row in reference.items():
+        name, blocks = key.split("|")
+        if name == "ARC-leaf":
+            figures = asdict(replay_cache(requests, "arc-leaf", int(blocks)).figures)
+            assert figures == {figure: pytest.approx(value, rel=0.01) for figure, value in row.items()}
+
+
+def test_the_last_half_of_ragpulse_equals_the_reference(shared_data: Path) -> None:
+    requests = load_trace(shared_data / "traces/ragpulse_0_trace.jsonl.gz").as_requests()
+    rows = json.loads((shared_data / "traces/reference.json").read_text())["ragpulse_last_half"]["rows"]
+    tokens = {}
+    for key in rows:
+        name, blocks = key.split("|")
+        half = requests.requests // 2
+        done = replay_cache(requests, our_name(name), int(blocks), counted_from=half, whole_blocks=True)
+        tokens[key] = done.figures.run_tokens
+    assert tokens == rows
+
+
+@pytest.mark.parametrize(("policy", "capacity"), [("lru", 1_000), ("lfu", 30_000)])
+def test_hit_figures_of_the_fold_equal_the_reference(
     conversation: Trace, reference: dict[str, dict[str, int]], policy: str, capacity: int
 ) -> None:
     replayed = replay_trace(conversation, policy, capacity)

@@ -106,7 +106,9 @@ def test_replay_of_a_trace_names_the_line(tmp_path: Path, ends: Ends, line: str,
 
 def test_replay_with_options_that_mean_nothing(tmp_path: Path, ends: Ends) -> None:
     trace = write(tmp_path / "trace.jsonl", LINE)
-    assert ends("replay", trace, "--policy", "lruu") == "policy 'lruu' is not known: choose one of lfu, lru"
+    assert ends("replay", trace, "--policy", "lruu").startswith("policy 'lruu' is not known: choose one of 2q, arc, ")
+    sentence = "policy 'arc' is none of the live service's: choose one of lfu, lru with --speed"
+    assert ends("replay", trace, "--policy", "arc", "--speed", "1000") == sentence
     for capacity in ("0", "2147483648", "99999999999999999999"):
         sentence = f"capacity {capacity} is no number of blocks: give 1 to 2147483647"
         assert ends("replay", trace, "--capacity", capacity) == sentence
