@@ -216,9 +216,12 @@ class StorageAgent:
     ) -> list[Outcome]:
         """See `StoragePort.get`. A buffer is written only with whole verified bytes, at its start.
 
-        `corrupt` where every copy was. Raises `ValueError` unless there are as many buffers as keys.
+        `corrupt` where every copy was. Raises `ValueError` unless there are as many buffers as keys, and `TypeError`
+        for a `wanted` that is no `Shard`.
         """
         require_one_each(len(keys), len(buffers))
+        if wanted is not None and not isinstance(wanted, Shard):
+            raise TypeError(f"wanted is of type {type(wanted).__name__}; give Shard")
         # The buffer that a fast copy failed to fill may be filled from a slower one.
         outcomes: dict[int, Outcome] = {}
         with self._shelf.use_all() as volumes:

@@ -403,11 +403,6 @@ class SlotVolume:
         corrupt: list[BlockHeader] = []
         volume = self.descriptor.id
         planned: list[tuple[int, SlicedRead]] = []
-        for index, header in pinned:
-            try:
-                planned.append((index, plan_read(header, wanted)))
-            except ShardError as error:
-                results[index] = ReadResult(self._outcome(header.key, Result.FAILED, reason=str(error)))
 
         def take(number: int, error: CorruptBlock | None, stored: memoryview) -> None:
             index, (asked, parts) = planned[number]
@@ -424,6 +419,11 @@ class SlotVolume:
             results[index] = ReadResult(outcome, header)
 
         try:
+            for index, header in pinned:
+                try:
+                    planned.append((index, plan_read(header, wanted)))
+                except ShardError as error:
+                    results[index] = ReadResult(self._outcome(header.key, Result.FAILED, reason=str(error)))
             for number, fault in read_each(self._store, [asked for _, (asked, _) in planned], take):
                 self._degrade(str(fault))
                 index, (asked, _) = planned[number]
