@@ -19,9 +19,10 @@ from msgspec import structs
 from storage_agent.block_header import BlockHeader
 from storage_agent.errors import TransferError, VolumeError
 from storage_agent.inspection import Inspection
-from storage_agent.kinds import Opening, VolumeKind, checked_options, kind_named, slot_kind
+from storage_agent.kinds import Opening, VolumeKind, checked_options, kind_named
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import Recovered, SlotRead, SlotStore, SlotWrite, Take
+from storage_agent.volume import Volume
 
 SLOW_S_MAX = 60.0
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -196,13 +197,16 @@ class FaultyStore:
         return write.with_payload(memoryview(bytes(spoilt)))
 
 
-def _open_store(opening: Opening) -> FaultyStore:
+def _open(opening: Opening) -> Volume:
+    """What the inner kind makes of a store, on its own with faults."""
     options = opening.options
     assert isinstance(options, FaultyOptions)
     inner, beneath = _inner(opening)
     if inner.open_store is None:
         raise _cannot_be_faulty(opening)
-    return FaultyStore(inner.open_store(beneath), options, pause=threading.Event().wait)
+    own = inner.open_store(beneath)
+    store = FaultyStore(own, options, pause=threading.Event().wait)
+    return inner.volume_on(replace(beneath, descriptor=opening.descriptor), store, own)
 
 
 def _inspect(opening: Opening) -> Inspection:
@@ -236,4 +240,4 @@ def _cannot_be_faulty(opening: Opening) -> VolumeError:
     return VolumeError(f"volume {volume!r}: kind {options.inner!r} cannot be made faulty; use one that has a store")
 
 
-KIND: VolumeKind = slot_kind(FaultyOptions, _open_store, inspect=_inspect, path="optional")
+KIND = VolumeKind(options=FaultyOptions, open=_open, inspect=_inspect, path="optional")

@@ -56,6 +56,21 @@ class Opening:
         return self.path
 
 
+VolumeOn = Callable[[Opening, SlotStore, SlotStore], Volume]
+"""Makes the volume of an opening on a store; the last is the kind's own store beneath it, which may be the same."""
+
+
+def slot_volume_on(opening: Opening, store: SlotStore, own: SlotStore) -> SlotVolume:
+    """A `VolumeOn`: all that most kinds need."""
+    return SlotVolume(
+        opening.descriptor,
+        store,
+        on_stored=opening.on_stored,
+        on_freed=opening.on_freed,
+        ordering=opening.ordering,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VolumeKind:
     """How volumes of one kind are opened."""
@@ -67,7 +82,8 @@ class VolumeKind:
     inspect: Callable[[Opening], Inspection] | None = None
     """Opens it to look at it; None where there is nothing to look at without an agent."""
     open_store: Callable[[Opening], SlotStore] | None = None
-    """The store that `open` puts a `SlotVolume` on; None where it does not. Kind `faulty` wraps it."""
+    """The store that `open` puts a volume on by `volume_on`; None where it does not. Kind `faulty` wraps it."""
+    volume_on: VolumeOn = slot_volume_on
     path: PathUse = "required"
     is_view: bool = False
     """Another agent owns these volumes and tells of what is on them."""
@@ -79,20 +95,17 @@ def slot_kind(
     *,
     inspect: Callable[[Opening], Inspection] | None = None,
     path: PathUse = "required",
+    volume_on: VolumeOn = slot_volume_on,
 ) -> VolumeKind:
     """A kind whose volumes are `SlotVolume`s on the stores that `open_store` opens."""
 
     def open_volume(opening: Opening) -> Volume:
         store = open_store(opening)
-        return SlotVolume(
-            opening.descriptor,
-            store,
-            on_stored=opening.on_stored,
-            on_freed=opening.on_freed,
-            ordering=opening.ordering,
-        )
+        return volume_on(opening, store, store)
 
-    return VolumeKind(options=options, open=open_volume, inspect=inspect, open_store=open_store, path=path)
+    return VolumeKind(
+        options=options, open=open_volume, inspect=inspect, open_store=open_store, path=path, volume_on=volume_on
+    )
 
 
 def kind_named(name: str, volume: str) -> VolumeKind:

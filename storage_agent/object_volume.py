@@ -14,13 +14,13 @@ from event_plane.errors import TransportError
 from storage_agent.block_header import BlockHeader
 from storage_agent.errors import BlockFormatError, TransferError, VolumeError
 from storage_agent.inspection import SlotFinding, SlotReport
-from storage_agent.kinds import Opening, VolumeKind
+from storage_agent.kinds import Opening, VolumeKind, slot_kind
 from storage_agent.object_bucket import Bucket
 from storage_agent.object_format import OwnerRecord, owner_name, unpack_owner
 from storage_agent.object_scan import FoundObject, check_block, list_volume, scan_objects
 from storage_agent.object_store import ObjectStore
+from storage_agent.slot_store import SlotStore
 from storage_agent.slot_volume import SlotVolume
-from storage_agent.volume import Volume
 
 _SWEEPS_A_LIFE = 10
 _SWEEP_S_MIN = 0.1
@@ -47,8 +47,8 @@ class ObjectOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ObjectVolume(SlotVolume):
     """A `SlotVolume` whose blocks have a time to live."""
 
-    def __init__(self, opening: Opening, store: ObjectStore, time_to_live_s: float) -> None:
-        """See `SlotVolume`."""
+    def __init__(self, opening: Opening, store: SlotStore, objects: ObjectStore) -> None:
+        """See `SlotVolume`. `objects` is what `store` lies on, and knows when blocks were put."""
         super().__init__(
             opening.descriptor,
             store,
@@ -56,11 +56,11 @@ class ObjectVolume(SlotVolume):
             on_freed=opening.on_freed,
             ordering=opening.ordering,
         )
-        self._objects = store
-        self._time_to_live_s = time_to_live_s
+        self._objects = objects
+        self._time_to_live_s = _options(opening).time_to_live_s
         self._closing = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name=f"expiry-of-{opening.descriptor.id}", daemon=True)
-        if time_to_live_s:
+        if self._time_to_live_s:
             self._sweeper.start()
 
     def close(self) -> None:
@@ -183,8 +183,11 @@ def _open_store(opening: Opening) -> ObjectStore:
     )
 
 
-def _open(opening: Opening) -> Volume:
-    return ObjectVolume(opening, _open_store(opening), _options(opening).time_to_live_s)
+def _volume_on(opening: Opening, store: SlotStore, own: SlotStore) -> ObjectVolume:
+    assert isinstance(own, ObjectStore)
+    return ObjectVolume(opening, store, own)
 
 
-KIND = VolumeKind(options=ObjectOptions, open=_open, inspect=ObjectInspection, open_store=_open_store, path="none")
+KIND: VolumeKind = slot_kind(
+    ObjectOptions, _open_store, inspect=ObjectInspection, path="none", volume_on=_volume_on
+)

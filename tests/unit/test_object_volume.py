@@ -382,6 +382,24 @@ def test_time_to_live_counts_from_the_put_through_compaction_and_restart(seaweed
         assert {header.key for header in volume._objects.expired(before[-1] + 1)} == set(keys(1, 2))
 
 
+def test_a_faulty_volume_of_objects_honours_their_time_to_live(seaweed: SeaweedServer) -> None:
+    """Deletes fail now and then, and are tried again at the next sweep."""
+    store = Store(seaweed.endpoint, time_to_live_s=0.5)
+    options: dict[str, OptionValue] = {
+        "inner": "object", "inner_options": store.case.options, "seed": 2, "error": 0.3
+    }  # fmt: skip
+    told = Told()
+    with VolumeCase(kind="faulty", options=options, endpoints=store.case.endpoints).opened(told) as volume:
+        stored = {n for n in range(6) if volume.put([block(n)])[0].result is Result.STORED}
+        assert stored
+        deadline = time.monotonic() + 30
+        while held(volume) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert held(volume) == set()
+        assert {header.key for header in told.freed} >= set(keys(*stored))
+        assert volume.stat().descriptor.kind == "faulty"
+
+
 # Compaction
 
 
