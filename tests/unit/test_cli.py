@@ -132,7 +132,7 @@ def test_only_the_command_line_itself_is_imported_for_the_version(site: Path) ->
 
 def test_help_of_our_commands_names_their_choices_and_defaults(site: Path) -> None:
     words = " ".join(run(site, "replay", "--help").stdout.replace("│", " ").split())
-    assert "of lfu, lru; repeatable (default: lru, lfu)" in words
+    assert "s3-fifo-lcs, sieve; repeatable (default: lru, lfu)" in words
     assert "(default: 1000, 5859, 10000, 30000, 50000, 100000)" in words
     assert "(default: 8470, or any if taken)" in " ".join(run(site, "demo", "--help").stdout.replace("│", " ").split())
 
