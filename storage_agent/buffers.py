@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def fill_buffer(buffer: memoryview, payload: memoryview) -> str:
+def fill_buffer(buffer: object, payload: memoryview) -> str:
     """Copy `payload` to the start of `buffer`, or say why that cannot be; nothing is written then."""
     if not isinstance(buffer, memoryview):
         return f"the buffer is of type {type(buffer).__name__}; give a memoryview of it"

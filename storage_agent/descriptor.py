@@ -51,7 +51,8 @@ def validate(
     """The file or folder that `descriptor` means, absolute and without symbolic links; None where it has none.
 
     Reads the file system to resolve links; changes nothing. Raises `VolumeError` with the field, its value and the
-    remedy: an id, number or watermark out of range or of another type, or a path that ends up outside every allowed root.
+    remedy: a field of another type, an id, number or watermark out of range, or a path that ends up outside every
+    allowed root.
     """
     name = f"volume {descriptor.id!r}"
     try:  # made in Python, it has whatever types its maker gave it

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import NoneType
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -50,6 +51,15 @@ class Result(StrEnum):
 _OK = frozenset({Result.HIT, Result.STORED, Result.PRESENT, Result.COPIED, Result.DELETED})
 
 
+_PARTS_OF_BLOCK: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("key", (BlockKey,)),
+    ("namespace", (Namespace,)),
+    ("payload", (memoryview,)),
+    ("span", (ShardSpan, NoneType)),
+    ("layout", (BlockLayout, NoneType)),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class PutBlock:
     """One block to write. `payload` is C-contiguous bytes, at most the volume's `block_bytes_max`."""
@@ -67,16 +77,10 @@ class PutBlock:
 
     def __post_init__(self) -> None:
         """Raises `TypeError` that names the field: told here, a caller's slip touches no volume."""
-        for name, value, kind in (
-            ("key", self.key, BlockKey),
-            ("namespace", self.namespace, Namespace),
-            ("payload", self.payload, memoryview),
-            ("span", self.span, ShardSpan | None),
-            ("layout", self.layout, BlockLayout | None),
-        ):
-            if not isinstance(value, kind):
-                wanted = getattr(kind, "__name__", kind)
-                raise TypeError(f"PutBlock.{name} is of type {type(value).__name__}; give {wanted}")
+        for name, kinds in _PARTS_OF_BLOCK:
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                raise TypeError(f"PutBlock.{name} is of type {type(value).__name__}; give {kinds[0].__name__}")
 
 
 class Outcome(msgspec.Struct, frozen=True):
