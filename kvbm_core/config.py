@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -102,7 +103,7 @@ PATH_LIMITS = {
 """What holds for a path that `KvbmConfig.transfers` does not name."""
 
 
-class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """What a block is, how many there are, and where copies go. Raises `ConfigError` when a number cannot work.
 
     A block holds `layers × outer × page_tokens × heads × head_dim` elements of `dtype`, of which a tensor-parallel
@@ -193,7 +194,7 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"hash_secret has {len(self.hash_secret)} characters: set at least {SECRET_CHARACTERS_MIN} random ones"
             )
 
-    @property
+    @cached_property
     def shard(self) -> Shard:
         """Which part of a block this worker holds. With more workers than heads, several hold the same."""
         count = min(self.tensor_parallel_size, self.heads)
@@ -215,7 +216,7 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Elements of one token, one layer and one outer that this worker holds: its heads × head_dim."""
         return self.shard_heads * self.head_dim
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         """Bytes of what this worker holds of a block, without padding between blocks."""
         return self.layers * self.outer * self.page_tokens * self.inner * DTYPE_BYTES[self.dtype]
@@ -235,12 +236,12 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         needed = not self.host_blocks and (self.disk is not None or self.remote is not None)
         return self._contiguous(self.staging_blocks) if needed else None
 
-    @property
+    @cached_property
     def block_layout(self) -> BlockLayout:
         """Of the whole block of all workers, as it lies on volumes: goes with each put."""
         return block_layout_of(self._contiguous(1), self.heads)
 
-    @property
+    @cached_property
     def shard_span(self) -> ShardSpan:
         """What this worker's payload is of the whole block: goes with each put."""
         return ShardSpan(shard_bytes=self.block_bytes, first=self.shard.index, count=self.shard.count)

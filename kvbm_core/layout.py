@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -70,7 +71,7 @@ class Regions(NamedTuple):
     lengths: Int64s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PoolLayout(ABC):
     """What the layouts of a pool share. `heads` are those that this worker holds; `outer` is 2, or 1 for MLA.
 
@@ -96,7 +97,7 @@ class PoolLayout(ABC):
     def element_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         """Bytes of one block, without padding."""
         return self.layers * self.outer * self.page_tokens * self.inner * self.element_bytes
@@ -170,7 +171,7 @@ class PoolLayout(ABC):
             raise LayoutError(f"block {block} is outside the pool: give an index from 0 to {self.blocks - 1}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FullyContiguousLayout(PoolLayout):
     """`[blocks, layers, outer, page, inner]` in one buffer, for order NHD; each block's bytes lie together."""
 
@@ -187,7 +188,7 @@ class FullyContiguousLayout(PoolLayout):
         """Bytes from one block to the next: `block_bytes` rounded up to the alignment."""
         return align_up(self.block_bytes, self.alignment_bytes)
 
-    @property
+    @cached_property
     def strides_bytes(self) -> Strides:
         by_axis = _packed(self.order, self.extents, self.element_bytes)
         return Strides(
@@ -205,12 +206,12 @@ class FullyContiguousLayout(PoolLayout):
         axes = AXES[self.order]
         return (self.block_stride_bytes // self.element_bytes, *(by_axis[axis] for axis in axes[:3]), 1)
 
-    @property
+    @cached_property
     def parts(self) -> list[Region]:
         return [Region(0, 0, self.block_bytes)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerSeparateLayout(PoolLayout):
     """One buffer a layer: `[blocks, outer, page, inner]`, or `[outer, blocks, page, inner]` where `outer_first`.
 
@@ -237,7 +238,7 @@ class LayerSeparateLayout(PoolLayout):
         """Bytes of one outer of one layer of a block."""
         return self.page_tokens * self.inner * self.element_bytes
 
-    @property
+    @cached_property
     def strides_bytes(self) -> Strides:
         within = _packed(self.order, self.extents, self.element_bytes)
         if self.outer_first:
@@ -260,7 +261,7 @@ class LayerSeparateLayout(PoolLayout):
         first_two = (outer, block) if self.outer_first else (block, outer)
         return (*first_two, self.shape[-1], 1)
 
-    @property
+    @cached_property
     def parts(self) -> list[Region]:
         if not self.outer_first:
             return [Region(layer, 0, self.outer * self.page_bytes) for layer in range(self.layers)]

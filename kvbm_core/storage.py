@@ -173,7 +173,10 @@ class TensorStorage:
     @property
     def tensor(self) -> torch.Tensor:
         """All blocks, `[blocks, layers, outer, page, inner]` for order NHD; of a fully contiguous layout only."""
-        return self._only(self.tensors)
+        if isinstance(self.layout, LayerSeparateLayout):
+            raise LayoutError(f"{self.location} has a tensor for each layer: use `tensors` or `layer_view`")
+        self._check_open()
+        return self.tensors[0]
 
     @property
     def device(self) -> torch.device:
@@ -194,6 +197,7 @@ class TensorStorage:
         self.layout.check_block(block)
         if not 0 <= layer < self.layout.layers:
             raise LayoutError(f"layer {layer} is not in the block: give one from 0 to {self.layout.layers - 1}")
+        self._check_open()
         return self.layer_tensors[layer][block]
 
     def outer_view(self, block: int, layer: int, outer: int) -> torch.Tensor:
@@ -208,6 +212,7 @@ class TensorStorage:
         What `storage_agent`'s `put` and `get` take.
         """
         if self._bytes is None:
+            self._check_open()
             raise LayoutError(f"blocks of {self.location} are no single pieces of host memory: copy them to the host")
         self.layout.check_block(index)
         start = index * self.layout.strides_bytes.block
@@ -231,12 +236,9 @@ class TensorStorage:
         for each in self.memory:
             each.close()
 
-    def _only(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        if isinstance(self.layout, LayerSeparateLayout):
-            raise LayoutError(f"{self.location} has a tensor for each layer: use `tensors` or `layer_view`")
-        if not tensors:
+    def _check_open(self) -> None:
+        if not self.tensors:
             raise StorageClosedError(f"the blocks of {self.location} were closed: open them again")
-        return tensors[0]
 
     def _layer_of_all_blocks(self, elements: Sequence[torch.Tensor], layer: int) -> torch.Tensor:
         layout, stride, size = self.layout, self.layout.strides_bytes, self.layout.element_bytes
