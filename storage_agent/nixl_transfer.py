@@ -31,9 +31,11 @@ _IOS_POOL_SIZE = 2 * DESCRIPTOR_COUNT_MAX
 _PAUSE_S_MIN = 0.000_02
 _PAUSE_S_MAX = 0.002
 _PAUSE_SHARE = 1 / 16
-"""Of the time waited so far: a pause that is slept past the end costs no more than that."""
+"""Of the time waited so far for one transfer: a pause that lasts past its end costs no more than that."""
 _RUNS_A_POLL = 64
-"""NIXL submits so many at each poll: before the first sleep all must be under way."""
+"""NIXL submits so many at each poll: before the first pause all must be under way."""
+_EAGER_POLLS = 2
+"""Before a pause at least: the poll that finds what has ended may still answer that it has not."""
 
 _agent_numbers = itertools.count()
 
@@ -115,9 +117,8 @@ class NixlTransfer(FileTransfer):
             for portion, numbers in zip(portions, itertools.pairwise(first_runs), strict=True):
                 before(*portion)
                 flights.append(self._post(operation, sides, np.arange(*numbers, dtype=np.int32), bool(flights)))
-            started = time.monotonic()
             for flight, portion in zip(flights, portions, strict=True):
-                failed = self._wait(flight, started, deadline) or failed
+                failed = self._wait(flight, deadline) or failed
                 if not failed:
                     after(*portion)
             is_over = True
@@ -135,10 +136,9 @@ class NixlTransfer(FileTransfer):
 
     def _land_or_quarantine(self, flights: list[_Flight], sides: tuple[Any, Any], deadline: float) -> None:
         """Whoever wanted the bytes has given up: wait for the rest of them, or never touch their memory again."""
-        started = time.monotonic()
         have_landed = False
         try:
-            have_landed = all(not self._wait(flight, started, deadline) for flight in flights)
+            have_landed = all(not self._wait(flight, deadline) for flight in flights)
         except TransferError:
             pass  # the deadline, of which the caller hears already
         finally:
@@ -178,13 +178,14 @@ class NixlTransfer(FileTransfer):
         except self._nixl.errors as error:
             message = f"{self._name}: NIXL refuses the {operation.lower()}: {error}"
             raise TransferError(message, in_doubt=others_fly) from error
-        flight = _Flight(handle, len(numbers) // _RUNS_A_POLL)
+        flight = _Flight(handle, _EAGER_POLLS + len(numbers) // _RUNS_A_POLL)
         flight.advance(lambda: agent.transfer(handle), self._nixl.errors)
         return flight
 
-    def _wait(self, flight: _Flight, started: float, deadline: float) -> str:
+    def _wait(self, flight: _Flight, deadline: float) -> str:
         """Until a transfer has ended. Empty, or what failed. Raises `TransferError` in doubt at the deadline."""
         agent = self._agent
+        started = time.monotonic()
         while flight.state == "PROC":
             now = time.monotonic()
             if now >= deadline:
