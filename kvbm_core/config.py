@@ -146,6 +146,8 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     offload_frequency_min: int = 2
     """Uses of a block before `presence_frequency` lets it leave the device."""
     offload_queue_blocks: int = 4_096
+    offload_blocks_per_iteration: int = 0
+    """Waiting blocks that begin to leave the device by themselves when an iteration ends; 0: only when told to."""
     transfer_blocks: int = 32
     """Blocks of one batch: one copy, or one call to the storage agent."""
     transfers: dict[TransferPath, PathLimits] = {}
@@ -179,6 +181,7 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             ("alignment_bytes", 1, 1 << 21),
             ("offload_frequency_min", 1, 15),
             ("offload_queue_blocks", 1, BLOCKS_MAX),
+            ("offload_blocks_per_iteration", 0, BLOCKS_MAX),
             ("transfer_blocks", 1, 4_096),
             ("onboard_budget_ms", 0.0, 3_600_000.0),
             ("prefill_tokens_per_s", 0.0, 1e9),
@@ -199,6 +202,11 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Which part of a block this worker holds. With more workers than heads, several hold the same."""
         count = min(self.tensor_parallel_size, self.heads)
         return Shard(self.tensor_parallel_rank * count // self.tensor_parallel_size, count)
+
+    @cached_property
+    def wanted(self) -> Shard:
+        """What to ask a volume for, also where one worker holds all: what was put may be in more shards than one."""
+        return Shard(self.shard.index, self.shard.count, self.block_layout)
 
     @property
     def holds_first_copy(self) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 
 from storage_agent.block_wire import U64, FactsWire, HeaderWire, KeyWire, OutcomeWire, Slot
 from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.shards import BlockLayout
 
 LOCATED_MAX = 4096
 """Most headers of one answer."""
@@ -114,11 +115,14 @@ class PlaceWire(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BorrowRequest(msgspec.Struct, frozen=True, tag="borrow"):
-    """Read blocks into memory that I can pull from; of each the slice of worker `wanted` (index, count) alone."""
+    """Read blocks into memory that I can pull from; of each the slice of worker `wanted` alone.
+
+    `wanted` is the index, count and layout of a `Shard`.
+    """
 
     volume: str
     keys: list[KeyWire]
-    wanted: tuple[int, int] | None
+    wanted: tuple[int, int, BlockLayout | None] | None
 
 
 class LentWire(msgspec.Struct, frozen=True, array_like=True):

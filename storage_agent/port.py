@@ -217,7 +217,8 @@ class StoragePort(AgentPort, Protocol):
     ) -> list[Outcome]:
         """Read each block from its fastest verified copy into its buffer; anything but `hit` is a miss to recompute.
 
-        `wanted`: only that worker's slice, whatever the number of workers that put the block.
+        `wanted`: only that worker's slice, whatever the number of workers that put the block. Without it the shards
+        come one after another as they were put, which is no whole block.
         """
 
 

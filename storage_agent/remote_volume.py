@@ -262,7 +262,8 @@ class RemoteVolume:
         self, keys: Sequence[BlockKey], first: int, accept: Accept, wanted: Shard | None
     ) -> list[ReadResult]:
         """The first of `keys`, as many as are lent at once. Raises as `_owner`, and `TransferError`."""
-        request = BorrowRequest(self._volume, keys_to_wire(keys), (wanted.index, wanted.count) if wanted else None)
+        asked = (wanted.index, wanted.count, wanted.layout) if wanted is not None else None
+        request = BorrowRequest(self._volume, keys_to_wire(keys), asked)
         results: dict[int, ReadResult] = {}
         # Ours first: who waited for it with a loan would keep the owner's memory from who has it and waits for a loan.
         with self._window.exclusive() as memory:

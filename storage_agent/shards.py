@@ -59,10 +59,15 @@ class BlockLayout(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part `index` of a block that is split among `count` workers."""
+    """Part `index` of a block that is split among `count` workers.
+
+    `layout`: how whole blocks lie where the worker reads them into. One that lies otherwise on its volume has as many
+    bytes, in another order, and is not given. None: the worker looks for itself.
+    """
 
     index: int
     count: int
+    layout: BlockLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)

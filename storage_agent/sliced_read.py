@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from storage_agent.block_header import BlockHeader
 from storage_agent.errors import ShardError
-from storage_agent.shards import Shard, Slice, slices
+from storage_agent.shards import BlockLayout, Shard, Slice, slices
 from storage_agent.slot_store import SlotRead
 
 _NO_SLICES: list[Slice] = []
@@ -22,13 +22,16 @@ class SlicedRead(NamedTuple):
 def plan_read(header: BlockHeader, wanted: Shard | None) -> SlicedRead:
     """What to read of the block for worker `wanted`; the whole payload for None.
 
-    Raises `ShardError` where the header does not say how the block is split, or the shards it takes are elsewhere.
+    Raises `ShardError` where the header does not say how the block is split, or that it lies otherwise than wanted, or
+    where the shards it takes are elsewhere.
     """
     if wanted is None:
         return SlicedRead(SlotRead(header, 0, header.parts if header.span is not None else 1), _NO_SLICES)
     span, layout = header.span, header.layout
     if span is None or layout is None:
         raise ShardError("the block was put without its layout and shards, so no slice can be cut; read it whole")
+    if wanted.layout is not None and wanted.layout != layout:
+        raise ShardError(f"the block was put as {_said(layout)}, and is wanted as {_said(wanted.layout)}")
     parts = slices(layout, span.count, wanted)
     first, last = parts[0].shard, parts[-1].shard
     if first < span.first or last >= span.first + header.parts:
@@ -39,3 +42,9 @@ def plan_read(header: BlockHeader, wanted: Shard | None) -> SlicedRead:
     asked = SlotRead(header, first - span.first, last - first + 1)
     is_whole_shard = len(parts) == 1 and parts[0].row_bytes == parts[0].source_stride == parts[0].target_stride
     return SlicedRead(asked, [] if is_whole_shard else parts)
+
+
+def _said(layout: BlockLayout) -> str:
+    axes = " × ".join(f"{axis.extent} {axis.name}" for axis in layout.axes)
+    kind, split_by = layout.dtype or "elements", layout.sharded_axis or "nothing"
+    return f"{axes} of {kind} ({layout.element_bytes} bytes), split by {split_by}"

@@ -281,7 +281,13 @@ class VolumeContract:
         assert "read it whole" in reads[0].outcome.reason
         assert "ask the agent that has the others" in reads[1].outcome.reason
         assert taken == {}
-        assert results(read(volume, 2, wanted=Shard(1, 2))[0]) == [Result.HIT]
+        assert results(read(volume, 2, wanted=Shard(1, 2, LAYOUT))[0]) == [Result.HIT]
+        turned = BlockLayout((*LAYOUT.axes[:2], LAYOUT.axes[3], LAYOUT.axes[2], LAYOUT.axes[4]), 2, "head", "float16")
+        reads, taken = read(volume, 2, wanted=Shard(1, 2, turned))
+        assert results(reads) == [Result.FAILED]
+        assert "16 token × 8 head × 4 element of float16" in reads[0].outcome.reason
+        assert "wanted as 3 layer × 2 outer × 8 head × 16 token" in reads[0].outcome.reason
+        assert taken == {}
 
     # What lasts
 

@@ -225,7 +225,14 @@ def test_a_block_put_by_four_workers_is_read_by_two_and_by_eight(tmp_path: Path)
             for size in (1, 2, 8, 16):
                 for rank in range(size):
                     config, host = worker(rank, size)
-                    (outcome,) = agent.get([key], [host.payload(1)], config.shard)
+                    (outcome,) = agent.get([key], [host.payload(1)], config.wanted)
                     assert (outcome.result, outcome.payload_bytes) == (Result.HIT, config.block_bytes)
                     head = rank * 8 // size
                     assert torch.equal(host.block_view(1), whole[:, :, :, head : head + config.shard_heads])
+                    others = [each for each in ("NHD", "HND", "universal") if each != order]
+                    for other in others:
+                        config, host = worker(rank, size, other)
+                        (outcome,) = agent.get([key], [host.payload(1)], config.wanted)
+                        assert outcome.result is Result.FAILED
+                        assert "is wanted as" in outcome.reason
+                        assert not any(host.payload(1))
