@@ -27,16 +27,17 @@ class LifeStep(StrEnum):
     COMMITTED = "committed"
     REGISTERED = "registered"
     DUPLICATE = "duplicate"
-    """Its key was there before: it is a second copy, or is reset where the pool rejects duplicates."""
+    """Its key was there before: it is a second copy, or is reset next where the pool rejects duplicates."""
     MATCHED = "matched"
-    """A guard of it was given out: by match, scan, acquire, or to whoever registered a rejected duplicate."""
+    """A registered block was found and is held: by match, scan or acquire, or for a duplicate of it."""
     RELEASED = "released"
-    """A guard of the registered block was let go."""
+    """A guard of it was let go."""
     INACTIVE = "inactive"
-    """That was the last guard: it stays findable and may be evicted."""
+    """Nobody holds the registered block any more: it stays findable and may be evicted."""
     EVICTED = "evicted"
+    """Its memory is wanted for another block, or the whole pool was reset."""
     RESET = "reset"
-    """Its memory is empty: it was dropped or reset before registration, or a second copy was let go."""
+    """Its memory is empty: it was given up before registration, or a second copy was let go."""
 
 
 class BlockStep(NamedTuple):

@@ -51,6 +51,14 @@ class PoolOccupancy(NamedTuple):
     reset: int
 
 
+class BlockPlace(NamedTuple):
+    """A registered block's slot, what holds it (0: it is inactive), and its priority."""
+
+    index: int
+    references: int
+    priority: int
+
+
 @dataclass(slots=True)
 class PoolCounters:
     """What a pool did since it started, in blocks.
@@ -239,6 +247,12 @@ class BlockPool:
         with self.lock:
             return key in self._registry
 
+    def find(self, key: BlockKey) -> BlockPlace | None:
+        """Where a registered block lies now, for whoever explains it; takes no guard."""
+        with self.lock:
+            slot = self._registry.find(key)
+            return None if slot is None else BlockPlace(slot.index, slot.references, slot.priority)
+
     def registered_keys(self) -> list[BlockKey]:
         """Every registered key."""
         with self.lock:
@@ -325,9 +339,9 @@ class BlockPool:
             self._give_back(self._returned.popleft())
 
     def _give_back(self, slot: Slot) -> None:
+        if self.hooks.listeners:
+            self.note(LifeStep.RELEASED, slot)
         if slot.references:
-            if self.hooks.listeners:
-                self.note(LifeStep.RELEASED, slot)
             self._unreference(slot)
         else:
             self._make_reset(slot, _RESET)
@@ -379,11 +393,11 @@ class BlockPool:
         if self.hooks.listeners:
             self.note(LifeStep.DUPLICATE, slot)
         self._reference(first)
+        if self.hooks.listeners:
+            self.note(LifeStep.MATCHED, first)
         first.priority = max(first.priority, priority)
         if self._duplicates == "reject":
             self._make_reset(slot, _RESET)
-            if self.hooks.listeners:
-                self.note(LifeStep.MATCHED, first)
             return first
         slot.step(_REGISTER)
         slot.first_copy = first
