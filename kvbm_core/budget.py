@@ -14,17 +14,8 @@ from typing import Literal, NamedTuple
 
 from kvbm_core.config import RETENTION_S_MIN, KvbmConfig, TierVolumes
 from kvbm_core.errors import BudgetError
-from kvbm_core.paths import TransferPath
+from kvbm_core.paths import VOLUME_PATHS
 from storage_agent.descriptor import VolumeDescriptor
-
-_PATHS = {
-    ("disk", True): (TransferPath.HOST_TO_DISK, TransferPath.DISK_TO_DEVICE),
-    ("disk", False): (TransferPath.DEVICE_TO_DISK, TransferPath.DISK_TO_DEVICE),
-    ("remote", True): (TransferPath.HOST_TO_REMOTE, TransferPath.REMOTE_TO_HOST),
-    ("remote", False): (TransferPath.DEVICE_TO_REMOTE, TransferPath.REMOTE_TO_DEVICE),
-}
-"""Paths to and from a tier, with and without a host tier."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
@@ -144,7 +135,7 @@ def _rate(config: KvbmConfig, name: str, tier: TierVolumes) -> Iterator[Refusal]
     staging = "host_blocks" if config.host_blocks else "staging_blocks"
     if getattr(config, staging) < blocks:
         yield Refusal(staging, getattr(config, staging), "at least", blocks, reason)
-    for path in _PATHS[name, config.host_blocks > 0]:
+    for path in VOLUME_PATHS[name, config.host_blocks > 0]:
         concurrency = config.limits_of(path).concurrency
         if concurrency * config.transfer_blocks < blocks:
             yield Refusal(

@@ -19,6 +19,14 @@ class TransferPath(StrEnum):
     REMOTE_TO_DEVICE = "remote_to_device"
 
 
+VOLUME_PATHS = {
+    ("disk", True): (TransferPath.HOST_TO_DISK, TransferPath.DISK_TO_DEVICE),
+    ("disk", False): (TransferPath.DEVICE_TO_DISK, TransferPath.DISK_TO_DEVICE),
+    ("remote", True): (TransferPath.HOST_TO_REMOTE, TransferPath.REMOTE_TO_HOST),
+    ("remote", False): (TransferPath.DEVICE_TO_REMOTE, TransferPath.REMOTE_TO_DEVICE),
+}
+"""(put, load) by the name of a tier of volumes, and whether there is a host tier."""
+
 LOAD_PATHS = frozenset(
     {
         TransferPath.HOST_TO_DEVICE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -227,3 +228,10 @@ def test_tenants_never_share_a_hash() -> None:
     other_secret = KvbmConfig(**SMALL | {"hash_secret": "another secret of the tests"})
     forged = TokenBlockSequence(other_secret, "acme", range(16)).blocks[0].key
     assert forged.sequence_hash >> 64 != acme.sequence_hash >> 64
+
+
+@pytest.mark.parametrize("settings", [KvbmConfig, TierVolumes, PathLimits])
+def test_every_setting_is_documented(settings: type[msgspec.Struct]) -> None:
+    page = (Path(__file__).parents[2] / "docs/kvbm.md").read_text()
+    section = page.split("## Configuration")[1].split("\n## ")[0]
+    assert [name for name in settings.__struct_fields__ if f"`{name}`" not in section] == []
