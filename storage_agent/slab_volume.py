@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +58,7 @@ class SlabOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 NO_OPTIONS = SlabOptions()
+_log = logging.getLogger(__name__)
 
 
 class SlabStore:
@@ -68,6 +71,8 @@ class SlabStore:
         self._slab = open_slab(descriptor, path, may_overwrite=options.format_device)
         self._intents_lock = threading.Lock()
         self._saving = threading.Lock()
+        self._save_above_regions = 0
+        """So many must have changed before a full disk is tried again."""
         superblock = self._slab.superblock
         slot_bytes = superblock.slot_bytes
         self._batch_slots = min(BATCH_SLOTS_MAX, max(1, STAGING_BYTES_TARGET // (slot_bytes - PAGE_BYTES)))
@@ -195,7 +200,8 @@ class SlabStore:
             return False
         with self._intents_lock:
             changed = self._intents.changed_regions
-        return changed > max(_SAVE_REGIONS_MIN, self._slab.superblock.regions // _SAVE_SHARE)
+        share = self._slab.superblock.regions // _SAVE_SHARE
+        return changed > max(_SAVE_REGIONS_MIN, share, self._save_above_regions)
 
     def upkeep(self, copy_table: Callable[[], tuple[SlotRows, list[int]]]) -> None:
         """See `SlotStore.upkeep`."""
@@ -211,7 +217,16 @@ class SlabStore:
             superblock = self._slab.superblock
             if len(rows) != superblock.capacity_blocks:
                 return  # it is being resized
-            save_rows(table_path, rows, file_mark=superblock.mark, table_mark=table_mark)
+            try:
+                save_rows(table_path, rows, file_mark=superblock.mark, table_mark=table_mark)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                # The slab has its own room and serves on; its next opening has more to look at.
+                self._save_above_regions = 2 * intents.changed_regions
+                _log.warning("%s: no room for the slot table: %s", table_path, error.strerror)
+                return
+            self._save_above_regions = 0
             with self._intents_lock:
                 if self._intents is intents:
                     intents.end_save(unsettled, _draw_mark())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from storage_agent.port import BlockKey, PutBlock, Result
 from storage_agent.slab_format import INTENTS_OFFSET, SUPERBLOCK_OFFSETS, Superblock
 from storage_agent.slab_volume import SlabInspection, SlabStore
 from storage_agent.slot_volume import SlotVolume
+from tests.disks import disk_of
 
 REGION = 256
 CAPACITY = 8 * REGION
@@ -195,6 +197,32 @@ def test_recovery_by_table_is_what_a_look_at_every_slot_gives(
             assert live(by_table) == live(by_look)
             assert by_table.stat().slots_free == by_look.stat().slots_free == CAPACITY - len(there)
         volume_path = left
+
+
+def test_a_disk_without_room_for_the_table_does_not_degrade_the_slab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slab_volume, "_SAVE_REGIONS_MIN", 1)
+    saves: list[Path] = []
+    save = slab_volume.save_rows
+
+    def counted(table: Path, *arguments: Any, **facts: Any) -> None:
+        saves.append(table)
+        save(table, *arguments, **facts)
+
+    monkeypatch.setattr(slab_volume, "save_rows", counted)
+    with disk_of(tmp_path / "disk", 18) as disk, opened(disk / "v") as volume:
+        with (disk / "filler").open("wb") as filler:
+            status = os.fstatvfs(filler.fileno())
+            os.posix_fallocate(filler.fileno(), 0, status.f_bavail * status.f_frsize)
+        for region in range(8):
+            outcomes = volume.put(blocks(*range(region * REGION, (region + 1) * REGION)))
+            assert {outcome.result for outcome in outcomes} == {Result.STORED}
+        assert volume.stat().degraded == ""
+        assert 1 <= len(saves) <= 3, "it is tried again when twice as much changed"
+        shutil.copy(disk / "v", left := tmp_path / "left")  # as a crash would leave it
+        with opened(left) as again:
+            assert len(again.live_headers()) == CAPACITY
 
 
 def test_generations_of_a_life_that_crashed_are_not_used_again(path: Path) -> None:
