@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kernels.dispatch import implementation_for
+from kernels import dispatch
 from kernels.errors import ShapeError
 from kernels.nh64 import CHECKSUM_NAME, MASK64
 from kernels.paged import block_indices
@@ -33,7 +33,7 @@ def checksum_blocks(blocks: torch.Tensor, block_ids: Sequence[int] | torch.Tenso
     ids = block_indices(range(blocks.shape[0]) if block_ids is None else block_ids, blocks)
     if not len(ids):
         return torch.empty(0, dtype=torch.int64, device=blocks.device)
-    return implementation_for(blocks.device).checksum(blocks, ids)
+    return dispatch.implementation_for(blocks.device).checksum(blocks, ids)
 
 
 def checksum_bytes(payload: bytes | bytearray | memoryview) -> int:

@@ -2,9 +2,9 @@
 
 A pool is one tensor, `[blocks, ...]`, or, layer by layer, a sequence of tensors of one shape. `block_dim` is the axis
 of each that counts blocks: 0 for `[blocks, layers, outer, page, inner]` and layers `[blocks, outer, page, inner]`, 1
-for layers `[outer, blocks, page, inner]`. Any strides will do. Staging is `[n, *rest]` of a tensor and `[n, layers, *rest]`
-of a sequence, `rest` being the pool's axes but `block_dim`. For some layers alone give slices of both: `pool[:, 3:5]`
-(or `layers[3:5]`) and `staging[:, 3:5]`.
+for layers `[outer, blocks, page, inner]`. Any strides will do. Staging is `[n, *rest]` of a tensor and
+`[n, layers, *rest]` of a sequence, `rest` being the pool's axes but `block_dim`. For some layers alone give slices of
+both: `pool[:, 3:5]` (or `layers[3:5]`) and `staging[:, 3:5]`.
 
 Block ids are a sequence of ints or an int tensor. Ids on the GPU are used as they are, without waiting for it: they are
 not checked, one that is out of range gathers zeros and scatters nothing.
@@ -17,11 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kernels.dispatch import implementation_for
+from kernels import dispatch
 from kernels.errors import BlockIndexError, ShapeError
 
 Pool = torch.Tensor | Sequence[torch.Tensor]
 BlockIds = Sequence[int] | torch.Tensor
+ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def gather_blocks(
@@ -40,7 +41,7 @@ def gather_blocks(
     else:
         _check_staging("out", out, layers[0], staging_shape)
     if out.numel():
-        implementation_for(out.device).copy(layers, _by_layer(out, pool), ids, None)
+        dispatch.implementation_for(out.device).copy(layers, _by_layer(out, pool), ids, None)
     return out
 
 
@@ -58,13 +59,13 @@ def scatter_blocks(staging: torch.Tensor, pool: Pool, block_ids: BlockIds, *, bl
     if ids.device.type == "cpu":
         _check_once(ids)
     if staging.numel():
-        implementation_for(staging.device).copy(_by_layer(staging, pool), layers, None, ids.to(staging.device))
+        dispatch.implementation_for(staging.device).copy(_by_layer(staging, pool), layers, None, ids.to(staging.device))
 
 
 def block_indices(block_ids: BlockIds, pool: torch.Tensor) -> torch.Tensor:
     """The ids as int64 on the device of `pool`, `[blocks, ...]`. Raises `BlockIndexError` for one out of range."""
     if isinstance(block_ids, torch.Tensor):
-        if block_ids.dim() != 1 or block_ids.is_floating_point() or block_ids.dtype in (torch.bool, torch.complex64):
+        if block_ids.dim() != 1 or block_ids.dtype not in ID_DTYPES:
             raise BlockIndexError(f"block ids are {block_ids.dtype} {tuple(block_ids.shape)}: give a vector of ints")
         if block_ids.device.type != "cpu":
             return block_ids.to(pool.device, torch.int64).contiguous()

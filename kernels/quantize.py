@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.dispatch import implementation_for
+from kernels import dispatch
 from kernels.errors import ShapeError
 from kernels.layouts import KvLayout, check_blocks
 
@@ -37,7 +37,7 @@ def quantize_blocks(blocks: torch.Tensor, layout: KvLayout) -> QuantizedBlocks:
     scales = torch.empty(grouped.shape[:4], dtype=torch.float32, device=blocks.device)
     if not blocks.numel():
         return QuantizedBlocks(values, scales.fill_(1.0))
-    implementation_for(blocks.device, fp8=True).quantize(grouped, _grouped(values, layout), scales)
+    dispatch.implementation_for(blocks.device, fp8=True).quantize(grouped, _grouped(values, layout), scales)
     return QuantizedBlocks(values, scales)
 
 
@@ -56,7 +56,7 @@ def dequantize_blocks(
         )
     blocks = torch.empty(values.shape, dtype=dtype, device=values.device)
     if blocks.numel():
-        implementation_for(values.device, fp8=True).dequantize(grouped, scales, _grouped(blocks, layout))
+        dispatch.implementation_for(values.device, fp8=True).dequantize(grouped, scales, _grouped(blocks, layout))
     return blocks
 
 

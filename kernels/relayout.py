@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.dispatch import implementation_for
+from kernels import dispatch
 from kernels.errors import ShapeError
 from kernels.layouts import KvLayout, check_blocks
 from kernels.paged import check_no_overlap
@@ -26,7 +26,7 @@ def permute_blocks(
     else:
         _check_out(out, view)
     if out.numel():
-        implementation_for(out.device).copy([view], [out], None, None)
+        dispatch.implementation_for(out.device).copy([view], [out], None, None)
     return out
 
 
@@ -81,7 +81,7 @@ def _one_target(
         start, end = max(first_head, rank * held), min(first_head + wanted, (rank + 1) * held)
         taken = shard.narrow(source.head_axis, start - rank * held, end - start).permute(source.order(target))
         place = result.narrow(target.head_axis, start - first_head, end - start)
-        implementation_for(result.device).copy([taken], [place], None, None)
+        dispatch.implementation_for(result.device).copy([taken], [place], None, None)
     return result
 
 

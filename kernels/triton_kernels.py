@@ -111,31 +111,33 @@ def add_chunks(
 ):  # fmt: skip
     """Add `CHUNKS` chunks of one block to its sum: NH-64 as `kernels.nh64` defines it.
 
+    One warp takes a whole chunk, so no sum crosses warps; the keys stay in registers from one chunk to the next.
     `ALIGNED`: to how many bytes every block starts, 16, 8 or less. `TAIL`: the length is no multiple of 16.
     """
     place = tl.program_id(1)
     block = tl.load(block_ids + place)
-    length_known = tl.where((block >= 0) & (block < blocks), length, 0)
+    there = tl.where((block >= 0) & (block < blocks), length, 0)
     start = address + block * stride_bytes
-    chunk = tl.program_id(0).to(tl.int64) * CHUNKS + tl.arange(0, CHUNKS)
     within = tl.arange(0, _CHUNK_WORDS)
-    at = chunk[:, None] * _CHUNK_WORDS + within[None, :]
-    words = _words(start, at, length_known, ALIGNED, TAIL)
-    low, high = words.to(tl.uint32), (words >> 32).to(tl.uint32)
-    first = tl.sum(_products(low, high, tl.load(keys + within)), axis=1)
-    second = tl.sum(_products(low, high, tl.load(keys + _CHUNK_WORDS + within)), axis=1)
-    number = (chunk + 1).to(tl.uint64)
-    value = _mix(first ^ _mix(second + number * _GOLDEN))
-    value = tl.where(chunk * (_CHUNK_WORDS * 8) < length, value, 0)
-    tl.atomic_add(sums + place, tl.sum(value, axis=0).to(tl.int64, bitcast=True), sem="relaxed")
+    key = tl.load(keys + within).to(tl.uint64, bitcast=True)
+    other = tl.load(keys + _CHUNK_WORDS + within).to(tl.uint64, bitcast=True)
+    first_chunk = tl.program_id(0).to(tl.int64) * CHUNKS
+    chunks = tl.minimum(tl.cdiv(length, _CHUNK_WORDS * 8) - first_chunk, CHUNKS).to(tl.int32)
+    total = tl.zeros([1], tl.uint64)
+    for step in range(chunks):
+        chunk = first_chunk + step
+        words = _words(start, chunk * _CHUNK_WORDS, within, there, ALIGNED, TAIL)
+        low, high = words.to(tl.uint32), (words >> 32).to(tl.uint32)
+        value = _mix(tl.sum(_products(low, high, other), axis=0) + (chunk + 1).to(tl.uint64) * _GOLDEN)
+        total += _mix(tl.sum(_products(low, high, key), axis=0) ^ value)
+    tl.atomic_add(sums + place + tl.arange(0, 1), total.to(tl.int64, bitcast=True), sem="relaxed")
 
 
 @triton.jit
 def _products(low, high, key):
     """`(lo + k.lo) × (hi + k.hi)` for every word, each factor modulo 2^32."""
-    key = key.to(tl.uint64, bitcast=True)
     key_low, key_high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
-    return (low + key_low[None, :]).to(tl.uint64) * (high + key_high[None, :]).to(tl.uint64)
+    return (low + key_low).to(tl.uint64) * (high + key_high).to(tl.uint64)
 
 
 @triton.jit
@@ -146,15 +148,16 @@ def _mix(word):
 
 
 @triton.jit
-def _words(start, at, length, ALIGNED: tl.constexpr, TAIL: tl.constexpr):
-    """The 64-bit words `at` of a block that starts at the address `start`; zeros past its end."""
+def _words(start, first, within, length, ALIGNED: tl.constexpr, TAIL: tl.constexpr):
+    """The 64-bit words `first + within` of a block that starts at the address `start`; zeros past its end."""
+    left = tl.minimum(tl.maximum(length - first * 8, 0), _CHUNK_WORDS * 8).to(tl.int32)
     if ALIGNED < 8:
-        return _assembled(start, at, length, at >= 0)
-    pointer = tl.multiple_of(start.to(tl.pointer_type(tl.uint64)), ALIGNED)
-    whole = length // 16 * 2
-    words = tl.load(pointer + at, mask=at < whole, other=0)
+        return _assembled(start + first * 8, within, left, within >= 0)
+    pointer = tl.multiple_of((start + first * 8).to(tl.pointer_type(tl.uint64)), ALIGNED)
+    whole = left // 16 * 2
+    words = tl.load(pointer + within, mask=within < whole, other=0)
     if TAIL:
-        words = words | _assembled(start, at, length, at >= whole)
+        words = words | _assembled(start + first * 8, within, left, within >= whole)
     return words
 
 
@@ -170,13 +173,13 @@ def _assembled(start, at, length, wanted):
 
 
 _GROUP_NUMBERS = ["layers", "outer", "heads", "tokens", "head_dim"] + [
-    f"{side}_{axis}" for side in ("wide", "narrow") for axis in ("block", "layer", "outer", "head", "token", "element")
+    f"{side}_{axis}" for side in ("wide", "narrow") for axis in ("block", "layer", "outer", "head", "token")
 ]
 
 
 @triton.jit
 def _group_offset(group, layers, outer, heads, s_block, s_layer, s_outer, s_head):
-    """Elements from the start of a tensor to a group; groups are numbered `[blocks, layers, outer, heads]`."""
+    """Steps from the start of a tensor to a group; groups are numbered `[blocks, layers, outer, heads]`."""
     head = group % heads
     rest = group // heads
     side = rest % outer
@@ -186,18 +189,27 @@ def _group_offset(group, layers, outer, heads, s_block, s_layer, s_outer, s_head
     return block.to(tl.int64) * s_block + layer * s_layer + side * s_outer + head * s_head
 
 
+@triton.jit
+def _in_group(token, element, s_token, UNIT: tl.constexpr):
+    """Elements from the start of a group to those of its tokens."""
+    return (token.to(tl.int64) * s_token * UNIT)[:, None] + element[None, :]
+
+
 @triton.jit(do_not_specialize=_GROUP_NUMBERS)
 def quantize_groups(
     wide, narrow, scales, layers: tl.int32, outer: tl.int32, heads: tl.int32, tokens: tl.int32, head_dim: tl.int32,
     wide_block: tl.int64, wide_layer: tl.int64, wide_outer: tl.int64, wide_head: tl.int64, wide_token: tl.int64,
     narrow_block: tl.int64, narrow_layer: tl.int64, narrow_outer: tl.int64, narrow_head: tl.int64,
     narrow_token: tl.int64,
-    TOKEN_TILE: tl.constexpr, DIM_TILE: tl.constexpr,
+    UNIT: tl.constexpr, TOKEN_TILE: tl.constexpr, DIM_TILE: tl.constexpr,
 ):  # fmt: skip
-    """One group: its largest magnitude, its scale, its elements as e4m3. The second reading finds it in the cache."""
+    """One group: its largest magnitude, its scale, its elements as e4m3. The second reading finds it in the cache.
+
+    Strides and `head_dim` are in steps of `UNIT` elements, so that the compiler sees how wide it may read.
+    """
     group = tl.program_id(0)
-    source = wide + _group_offset(group, layers, outer, heads, wide_block, wide_layer, wide_outer, wide_head)
-    target = narrow + _group_offset(
+    source = wide + UNIT * _group_offset(group, layers, outer, heads, wide_block, wide_layer, wide_outer, wide_head)
+    target = narrow + UNIT * _group_offset(
         group, layers, outer, heads, narrow_block, narrow_layer, narrow_outer, narrow_head
     )
     element = tl.arange(0, DIM_TILE)
@@ -205,8 +217,8 @@ def quantize_groups(
     finite = tl.full([TOKEN_TILE, DIM_TILE], 1, tl.int32)
     for first in range(0, tokens, TOKEN_TILE):
         token = first + tl.arange(0, TOKEN_TILE)
-        live = (token < tokens)[:, None] & (element < head_dim)[None, :]
-        x = tl.load(source + token.to(tl.int64)[:, None] * wide_token + element[None, :], mask=live, other=0.0)
+        live = (token < tokens)[:, None] & (element < head_dim * UNIT)[None, :]
+        x = tl.load(source + _in_group(token, element, wide_token, UNIT), mask=live, other=0.0)
         magnitude = tl.abs(x.to(tl.float32))
         finite = tl.where(magnitude < _INFINITY, finite, 0)
         largest = tl.maximum(largest, magnitude)
@@ -216,12 +228,12 @@ def quantize_groups(
     reciprocal = tl.div_rn(1.0, scale)
     for first in range(0, tokens, TOKEN_TILE):
         token = first + tl.arange(0, TOKEN_TILE)
-        live = (token < tokens)[:, None] & (element < head_dim)[None, :]
-        x = tl.load(source + token.to(tl.int64)[:, None] * wide_token + element[None, :], mask=live, other=0.0)
+        live = (token < tokens)[:, None] & (element < head_dim * UNIT)[None, :]
+        x = tl.load(source + _in_group(token, element, wide_token, UNIT), mask=live, other=0.0)
         scaled = x.to(tl.float32) * reciprocal
         scaled = tl.where(scaled > _E4M3_MAX, _E4M3_MAX, tl.where(scaled < -_E4M3_MAX, -_E4M3_MAX, scaled))
         tl.store(
-            target + token.to(tl.int64)[:, None] * narrow_token + element[None, :],
+            target + _in_group(token, element, narrow_token, UNIT),
             scaled.to(narrow.dtype.element_ty),
             mask=live,
         )
@@ -233,22 +245,22 @@ def dequantize_groups(
     wide_block: tl.int64, wide_layer: tl.int64, wide_outer: tl.int64, wide_head: tl.int64, wide_token: tl.int64,
     narrow_block: tl.int64, narrow_layer: tl.int64, narrow_outer: tl.int64, narrow_head: tl.int64,
     narrow_token: tl.int64,
-    TOKEN_TILE: tl.constexpr, DIM_TILE: tl.constexpr,
+    UNIT: tl.constexpr, TOKEN_TILE: tl.constexpr, DIM_TILE: tl.constexpr,
 ):  # fmt: skip
-    """One group back: its elements times its scale."""
+    """One group back: its elements times its scale. Steps as in `quantize_groups`."""
     group = tl.program_id(0)
-    source = narrow + _group_offset(
+    source = narrow + UNIT * _group_offset(
         group, layers, outer, heads, narrow_block, narrow_layer, narrow_outer, narrow_head
     )
-    target = wide + _group_offset(group, layers, outer, heads, wide_block, wide_layer, wide_outer, wide_head)
+    target = wide + UNIT * _group_offset(group, layers, outer, heads, wide_block, wide_layer, wide_outer, wide_head)
     scale = tl.load(scales + group)
     element = tl.arange(0, DIM_TILE)
     for first in range(0, tokens, TOKEN_TILE):
         token = first + tl.arange(0, TOKEN_TILE)
-        live = (token < tokens)[:, None] & (element < head_dim)[None, :]
-        x = tl.load(source + token.to(tl.int64)[:, None] * narrow_token + element[None, :], mask=live, other=0.0)
+        live = (token < tokens)[:, None] & (element < head_dim * UNIT)[None, :]
+        x = tl.load(source + _in_group(token, element, narrow_token, UNIT), mask=live, other=0.0)
         tl.store(
-            target + token.to(tl.int64)[:, None] * wide_token + element[None, :],
+            target + _in_group(token, element, wide_token, UNIT),
             (x.to(tl.float32) * scale).to(wide.dtype.element_ty),
             mask=live,
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from itertools import pairwise
-from math import prod
+from math import gcd, prod
 
 import torch
 import triton.language as tl
@@ -22,6 +22,9 @@ TILE_WORDS = 4096
 WARP_WORDS = 512
 CHUNKS_OF_PROGRAM = 8
 GROUP_TILE_ELEMENTS = 4096
+GROUP_UNIT_MAX = 16
+"""Elements whose e4m3 form fills one access."""
+
 PROGRAMS_MAX = (1 << 31) - 1
 ROWS_OF_GRID_MAX = 65_535
 
@@ -98,13 +101,12 @@ def checksum(blocks: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
     chunks = -(-length // nh64.CHUNK_BYTES)
     if not chunks:
         return sums
-    group = min(CHUNKS_OF_PROGRAM, power_of_two(chunks))
     for first in range(0, len(block_ids), ROWS_OF_GRID_MAX):
         ids = block_ids[first : first + ROWS_OF_GRID_MAX]
         with _on(blocks.device):
-            add_chunks[(-(-chunks // group), len(ids))](
+            add_chunks[(-(-chunks // CHUNKS_OF_PROGRAM), len(ids))](
                 address, stride_bytes, length, blocks.shape[0], ids, _keys(blocks.device), sums[first:],
-                CHUNKS=group, ALIGNED=aligned, TAIL=length % 16 != 0, num_warps=8,
+                CHUNKS=CHUNKS_OF_PROGRAM, ALIGNED=aligned, TAIL=length % 16 != 0, num_warps=1,
             )  # fmt: skip
     return sums
 
@@ -123,10 +125,12 @@ def _launch_groups(kernel: object, wide: torch.Tensor, narrow: torch.Tensor, sca
     _, layers, outer, heads, tokens, head_dim = wide.shape
     dim_tile = power_of_two(head_dim)
     token_tile = max(1, min(power_of_two(tokens), GROUP_TILE_ELEMENTS // dim_tile))
+    unit = gcd(GROUP_UNIT_MAX, head_dim, *wide.stride()[:5], *narrow.stride()[:5])
     with _on(wide.device):
         kernel[(scales.numel(),)](  # type: ignore[index]
-            wide, narrow, scales, layers, outer, heads, tokens, head_dim, *wide.stride()[:5], *narrow.stride()[:5],
-            TOKEN_TILE=token_tile, DIM_TILE=dim_tile, num_warps=_warps(token_tile * dim_tile),
+            wide, narrow, scales, layers, outer, heads, tokens, head_dim // unit,
+            *(stride // unit for stride in (*wide.stride()[:5], *narrow.stride()[:5])),
+            UNIT=unit, TOKEN_TILE=token_tile, DIM_TILE=dim_tile, num_warps=_warps(token_tile * dim_tile),
         )  # fmt: skip
 
 
