@@ -17,6 +17,7 @@ from kvbm_core.errors import BudgetError
 from kvbm_core.paths import VOLUME_PATHS
 from storage_agent.descriptor import VolumeDescriptor
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
     """What there is, in bytes."""
