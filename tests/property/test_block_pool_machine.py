@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from event_plane.schema import Namespace
 from kvbm_core.block import BlockState, CompleteBlock, Guard, ImmutableBlock, MutableBlock, WeakBlock
@@ -99,7 +100,23 @@ class PoolUser:
             self._released_by_all.pop().release()
 
 
+def at_once(works: Sequence[Callable[[], None]]) -> None:
+    """Each in a thread of its own, which are switched as often as Python can."""
+    threads = [threading.Thread(target=work) for work in works]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
 class BlockPoolMachine(RuleBasedStateMachine):
+    """No rule has a precondition: what threads leave behind differs from run to run, and Hypothesis must not see it."""
+
     @initialize(reuse=reuses, duplicates=st.sampled_from(["allow", "reject"]))
     def open_pool(self, reuse: ReuseName, duplicates: str) -> None:
         self.events: list[tuple[str, int]] = []
@@ -152,9 +169,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.mutable += allocation.blocks
         self.registered.difference_update(removed)
 
-    @precondition(lambda self: self.mutable)
     @rule(pick=picks)
     def begin(self, pick: int) -> None:
+        if not self.mutable:
+            return
         block = self.mutable[pick % len(self.mutable)]
         was_reset = block.state is BlockState.RESET
         try:
@@ -165,9 +183,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
             assert was_reset
         assert block.state is BlockState.PARTIAL
 
-    @precondition(lambda self: self.mutable)
     @rule(pick=picks, tokens=st.integers(0, PAGE_TOKENS))
     def fill(self, pick: int, tokens: int) -> None:
+        if not self.mutable:
+            return
         block = self.mutable[pick % len(self.mutable)]
         before = (block.state, block.filled_tokens)
         fits = before[0] is BlockState.PARTIAL and 0 < tokens <= PAGE_TOKENS - before[1]
@@ -180,9 +199,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
             assert fits
             assert block.filled_tokens == before[1] + tokens
 
-    @precondition(lambda self: self.mutable)
     @rule(pick=picks, number=numbers, full=st.booleans())
     def commit(self, pick: int, number: int, full: bool) -> None:
+        if not self.mutable:
+            return
         block = self.mutable[pick % len(self.mutable)]
         if full:
             if block.state is BlockState.RESET:
@@ -202,10 +222,11 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.complete.append(complete)
             assert complete.index == place
 
-    @precondition(lambda self: self.mutable)
     @rule(wanted=st.lists(numbers, max_size=BLOCKS))
     def complete_at_once(self, wanted: list[int]) -> None:
         """All of some blocks' bytes were written at once; a block that is being written already is refused."""
+        if not self.mutable:
+            return
         chosen = self.mutable[: len(wanted)]
         ready = all(block.state is BlockState.RESET for block in chosen)
         try:
@@ -230,9 +251,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert (block.index, block.state, block.filled_tokens) == (place, BlockState.RESET, 0)
         self.mutable.append(block)
 
-    @precondition(lambda self: self.complete)
     @rule(count=st.integers(1, BLOCKS), priority=priorities)
     def register(self, count: int, priority: int) -> None:
+        if not self.complete:
+            return
         blocks, self.complete = self.complete[:count], self.complete[count:]
         before = [(block.index, number_of(block)) for block in blocks]
         immutable = self.pool.register_many(blocks, priority=priority)
@@ -258,9 +280,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert [block is not None for block in found] == [number in self.registered for number in wanted]
         self.immutable += [block for block in found if block is not None]
 
-    @precondition(lambda self: self.immutable)
     @rule(pick=picks, weakly=st.booleans(), priority=priorities)
     def reference(self, pick: int, weakly: bool, priority: int) -> None:
+        if not self.immutable:
+            return
         block = self.immutable[pick % len(self.immutable)]
         block.priority = priority
         if weakly:
@@ -269,9 +292,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.immutable.append(block.clone())
             assert self.immutable[-1].priority == priority
 
-    @precondition(lambda self: self.weak)
     @rule(pick=picks)
     def upgrade(self, pick: int) -> None:
+        if not self.weak:
+            return
         weak = self.weak.pop(pick % len(self.weak))
         block = weak.upgrade()
         assert (block is not None) == (weak.key.sequence_hash in self.registered)
@@ -310,17 +334,24 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def threads_at_work(self, seed: int) -> None:
         """Three threads use the pool at once, and each releases guards that the others release too."""
         users = [PoolUser(self.pool, seed + number, self.immutable) for number in range(THREADS)]
-        threads = [threading.Thread(target=user.run) for user in users]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once([user.run for user in users])
         self.immutable = [block for block in self.immutable if block.holds]
         for user in users:
             self.immutable += user.immutable
-        del users, threads
+        del users
         # In which order they did it cannot be known; the invariants hold whichever it was.
         self.registered = {key.sequence_hash for key in self.pool.registered_keys()}
+
+    @rule()
+    def threads_release_the_same_guards(self) -> None:
+        guards = [*self.immutable, *self.mutable, *self.complete]
+        self.immutable, self.mutable, self.complete = [], [], []
+
+        def release_all() -> None:
+            for guard in guards:
+                guard.release()
+
+        at_once([release_all] * THREADS)
 
     @invariant()
     def every_block_is_in_one_place(self) -> None:
