@@ -59,3 +59,27 @@ class LayoutFormatError(LayoutError):
 
 class StorageClosedError(KvbmError):
     """Memory that was given back is asked for."""
+
+
+class RemoteMemoryError(KvbmError):
+    """Blocks in another worker's memory that cannot be read or written. Nothing of them may be used."""
+
+
+class RemotePeerError(RemoteMemoryError):
+    """The worker is gone, or does not answer in time."""
+
+
+class RemoteWriteInDoubtError(RemotePeerError):
+    """It was lost while it was written to: any of it may arrive still, so the owner keeps the block's memory."""
+
+
+class RemoteBlockGoneError(RemoteMemoryError):
+    """The owner took the block back, or it was never offered."""
+
+
+class RemoteBlockDamagedError(RemoteMemoryError):
+    """The bytes are not those that were offered or announced."""
+
+
+class RemoteSealsExhaustedError(RemoteMemoryError):
+    """More blocks are offered to peers at once than the registration has seals for. Nothing was offered."""

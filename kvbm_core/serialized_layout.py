@@ -130,15 +130,20 @@ def decode_layout(raw: bytes) -> SerializedLayout:
     return layout
 
 
+def check_same_blocks(theirs: SerializedLayout, ours: SerializedLayout) -> None:
+    """Raises `LayoutError` unless the blocks of all workers together are the same, however they lie."""
+    for name in ("layers", "outer", "page_tokens", "head_dim", "heads_total", "dtype"):
+        their_value, our_value = getattr(theirs, name), getattr(ours, name)
+        if their_value != our_value:
+            raise LayoutError(f"their blocks have {name} = {their_value}, ours {our_value}: they are not of one model")
+
+
 def runs_between(theirs: SerializedLayout, ours: SerializedLayout) -> Runs:
     """Where the heads that both workers hold lie in a block of each, in as few and long ranges as can be.
 
     Raises `LayoutError`: their blocks are other ones than ours, or no head is in both.
     """
-    for name in ("layers", "outer", "page_tokens", "head_dim", "heads_total", "dtype"):
-        their_value, our_value = getattr(theirs, name), getattr(ours, name)
-        if their_value != our_value:
-            raise LayoutError(f"their blocks have {name} = {their_value}, ours {our_value}: they are not of one model")
+    check_same_blocks(theirs, ours)
     low = max(theirs.first_head, ours.first_head)
     high = min(theirs.first_head + theirs.heads, ours.first_head + ours.heads)
     if low >= high:
