@@ -54,7 +54,7 @@ class PoolOccupancy(NamedTuple):
 class BlockPlace(NamedTuple):
     """A registered block's slot, what holds it (0: it is inactive), and its priority."""
 
-    index: int
+    slot: int
     references: int
     priority: int
 
@@ -283,7 +283,7 @@ class BlockPool:
             active = self._occupancy().active
             if active:
                 raise BlockStateError(f"pool {self.name} has {active} blocks in use: release them, then reset it")
-            emptied = [self._empty_one() for _ in range(len(self._inactive))]
+            emptied = [self._unregister(self._inactive.pop()) for _ in range(len(self._inactive))]
         self.hooks.tell()
         return emptied
 
@@ -405,12 +405,14 @@ class BlockPool:
         return slot
 
     def _evict_one(self) -> BlockIdentity:
-        self._counters.evicted += 1
-        return self._empty_one()
-
-    def _empty_one(self) -> BlockIdentity:
         """Reset the inactive block that the reuse order names."""
         slot = self._inactive.pop()
+        self._counters.evicted += 1
+        if not slot.was_matched:
+            self._counters.evicted_unmatched += 1
+        return self._unregister(slot)
+
+    def _unregister(self, slot: Slot) -> BlockIdentity:
         identity = slot.identity
         assert identity is not None, "an inactive block is registered"
         self._registry.drop(identity)

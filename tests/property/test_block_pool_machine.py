@@ -408,4 +408,4 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestBlockPool.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
