@@ -32,8 +32,8 @@ from kvbm_core.config import KvbmConfig
 from kvbm_core.errors import KvbmError
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.manager import KvBlockManager
+from kvbm_core.onboard import HOST
 from kvbm_core.sequence import TokenBlockSequence
-from kvbm_core.transfer import complete
 from storage_agent.agent import StorageAgent
 from storage_agent.config import AgentSettings, load_settings
 from storage_agent.errors import StorageAgentError
@@ -42,6 +42,7 @@ from storage_agent.service import AgentService
 
 CORE_NAME = "demo-core"
 REPORT_INTERVAL_S = 1.0
+_RESULTS = frozenset(Result)
 BEHIND_S_MAX = 1.0
 """How much of a delay is caught up with; the rest is given up, so that a slow disk makes no burst."""
 _EXPECTED = (AdvisorError, EventPlaneError, KvbmError, StorageAgentError)
@@ -80,8 +81,7 @@ class DemoEngine:
         self._requests_cut += len(prompt) + len(answer) < len(sequence.blocks)
         self._tokens_prompt += len(request.prompt)
 
-        held = self._manager.match(prompt)
-        held += self._manager.onboard(prompt[len(held) :]).blocks
+        held = self._manager.onboard(prompt).blocks
         self._check(held)
         missing = prompt[len(held) :]
         self._blocks_recomputed += len(missing)
@@ -92,27 +92,28 @@ class DemoEngine:
         self._manager.offload(self._config.offload_queue_blocks)
 
     def report(self, elapsed_s: float, *, done: bool) -> EngineReport:
-        counters, occupancy = self._manager.counters, self._manager.occupancy()
-        not_loaded = {reason: n for reason, n in counters.load_misses.items() if reason != Result.MISS}
+        totals, occupancy = self._manager.totals(), self._manager.occupancy()
+        requests, volumes = totals.requests, dict(totals.requests.loaded)
+        not_loaded = requests.not_loaded
         return EngineReport(
             elapsed_s=round(elapsed_s, 3),
             done=done,
             requests=self._requests,
             requests_cut=self._requests_cut,
             tokens_prompt=self._tokens_prompt,
-            blocks_device=counters.matched_device,
-            blocks_host=counters.onboarded_host,
-            blocks_volume=dict(counters.loaded),
+            blocks_device=requests.ready,
+            blocks_host=volumes.pop(HOST, 0),
+            blocks_volume=volumes,
             blocks_recomputed=self._blocks_recomputed,
-            blocks_computed=counters.registered,
+            blocks_computed=totals.registered,
             wrong_blocks=self._wrong_blocks,
-            gets_missed=counters.load_misses[Result.MISS],
-            gets_failed={reason: n for reason, n in not_loaded.items() if isinstance(reason, Result)},
-            gets_unused={reason: n for reason, n in not_loaded.items() if not isinstance(reason, Result)},
-            puts=dict(counters.put),
-            puts_fell_back=dict(counters.put_fell_back),
-            puts_refused=dict(counters.put_refused),
-            offload_skipped=dict(counters.offload_skipped),
+            gets_missed=requests.absent,
+            gets_failed={reason: n for reason, n in not_loaded.items() if reason in _RESULTS},
+            gets_unused={reason: n for reason, n in not_loaded.items() if reason not in _RESULTS},
+            puts=dict(totals.put),
+            puts_fell_back=dict(totals.put_fell_back),
+            puts_refused=dict(totals.put_refused),
+            offload_skipped={"_".join(filter(None, skip)): n for skip, n in totals.offload_skipped.items()},
             offload_waiting=occupancy.offload_waiting,
             device_blocks_used=occupancy.device.active + occupancy.device.inactive,
             host_blocks_used=occupancy.host.active + occupancy.host.inactive,
@@ -133,9 +134,7 @@ class DemoEngine:
         tensor = self._manager.device_tensor
         pattern = expected_bytes(wanted, self._config.block_bytes).contiguous().view(tensor.dtype)
         tensor[[place.index for place in places]] = pattern.reshape(len(wanted), *tensor.shape[1:]).to(tensor.device)
-        return [
-            self._manager.register(complete(place, identity)) for place, identity in zip(places, wanted, strict=True)
-        ]
+        return self._manager.register_many(self._manager.complete(places, wanted))
 
 
 def core_config(settings: EngineSettings, file: Path) -> KvbmConfig:

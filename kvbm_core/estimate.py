@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from kvbm_core.paths import TransferPath
 
+STALE_S = 30.0
+"""A path that carried nothing for so long is measured anew: else a slow moment would end its use for ever."""
 _FORGET = 0.98
 """Weight that a measurement keeps at each later one: about the last fifty count."""
 
@@ -28,9 +30,11 @@ class PathRate:
     seconds_mean: float = 0.0
     bytes_spread: float = 0.0
     together_spread: float = 0.0
+    measured_s: float = 0.0
 
-    def add(self, moved_bytes: int, seconds: float) -> None:
+    def add(self, moved_bytes: int, seconds: float, now_s: float) -> None:
         """One call moved so much in so long."""
+        self.measured_s = now_s
         self.weight = self.weight * _FORGET + 1.0
         step = 1.0 / self.weight
         off_bytes = moved_bytes - self.bytes_mean
@@ -41,9 +45,12 @@ class PathRate:
         self.bytes_spread = keep * (self.bytes_spread + step * off_bytes * off_bytes)
         self.together_spread = keep * (self.together_spread + step * off_bytes * off_seconds)
 
-    def line(self) -> RateLine | None:
-        """The fit; None before anything was measured. Where all calls had one size, all of the time is by the byte."""
-        if not self.weight or not self.bytes_mean:
+    def line(self, now_s: float) -> RateLine | None:
+        """The fit; None where nothing was measured within `STALE_S`.
+
+        Where all calls had one size, all of the time is by the byte.
+        """
+        if not self.bytes_mean or now_s - self.measured_s > STALE_S:
             return None
         flat = self.seconds_mean / self.bytes_mean
         slope = self.together_spread / self.bytes_spread if self.bytes_spread > 0 else flat
@@ -81,13 +88,13 @@ class LoadPlan(NamedTuple):
     recompute_s: float
     """Of the blocks that the plan loads: what loading them spares."""
     unmeasured: tuple[TransferPath, ...] = ()
-    """Paths that carried nothing yet: their loads are taken to cost nothing, so that they get measured."""
+    """Paths that carried nothing lately: their loads are taken to cost nothing, so that they get measured."""
 
     @property
     def reason(self) -> str:
         """A sentence for a log or `explain`."""
         spared = f"{self.recompute_s * 1e3:.1f} ms of prefill" if self.recompute_s else "an unknown prefill"
-        guess = f"; not measured yet: {', '.join(self.unmeasured)}" if self.unmeasured else ""
+        guess = f"; not measured lately: {', '.join(self.unmeasured)}" if self.unmeasured else ""
         return f"load {self.blocks}: {self.load_s * 1e3:.1f} ms against {spared} ({self.verdict}){guess}"
 
 
@@ -110,11 +117,7 @@ def plan_load(
     prefill_s = block_tokens / prefill_tokens_per_s if prefill_tokens_per_s else 0.0
     load_s = _load_seconds(places, rates, block_bytes, batch_blocks)
     affordable = sum(1 for seconds in load_s if seconds <= budget_s)
-    # Total time when the first k are loaded and the rest computed; the largest k among equals, which frees the device.
-    best = min(
-        range(affordable + 1),
-        key=lambda k: ((load_s[k - 1] if k else 0.0) + (len(places) - k) * prefill_s, -k),
-    )
+    best = affordable if not prefill_s else _soonest(load_s[:affordable], len(places), prefill_s)
     if not places:
         verdict = Verdict.NOTHING_THERE
     elif best == len(places):
@@ -124,6 +127,12 @@ def plan_load(
     else:
         verdict = Verdict.RECOMPUTE_IS_SOONER
     return LoadPlan(best, verdict, load_s[best - 1] if best else 0.0, best * prefill_s, unmeasured)
+
+
+def _soonest(load_s: Sequence[float], blocks: int, prefill_s: float) -> int:
+    """How many to load so that all `blocks` are there soonest; the most among equals, which spares the device."""
+    totals = [blocks * prefill_s, *(seconds + (blocks - k) * prefill_s for k, seconds in enumerate(load_s, 1))]
+    return max(k for k, total in enumerate(totals) if total <= min(totals))
 
 
 def _load_seconds(

@@ -3,93 +3,197 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
+from event_plane.errors import TransportError
 from event_plane.schema import EventRecord, EventType, RecordFlag, Tier
 from event_plane.transport import Publisher
 from kvbm_core.identity import BlockIdentity
+from storage_agent.access_fold import AccessFold
 
 Placed = tuple[Tier, str, Sequence[BlockIdentity]]
 """A tier, its location, and the blocks there."""
 
+_GATHER_S = 0.002
+"""How long the thread waits for more after the first: an engine's calls come in bursts, and waking it costs them."""
+_NOTED_MAX = 65_536
+"""Events that wait to be published; past it the core's callers wait for the thread."""
+
+
+class _Noted(NamedTuple):
+    """One event as it is noted, under a pool's lock: as little work as can be. `identity` is None in a Clear."""
+
+    event_type: EventType
+    tier: int
+    location: str
+    identity: BlockIdentity | None
+    flags: int
+    timestamp_us: int
+
+
+class PublishHandle:
+    """Through which one pool tells of its blocks. Called under the pool's lock: it only notes what happened."""
+
+    def __init__(self, events: BlockEvents, tier: Tier, location: str) -> None:
+        self._note = events.note
+        self._tier = tier
+        self._location = location
+
+    def stored(self, identity: BlockIdentity, copied: bool) -> None:
+        """`copied`: it is a copy of a block that another tier holds, and no touch of it."""
+        flags = RecordFlag.COPY if copied else 0
+        self._note(EventType.STORE, self._tier, self._location, identity, flags)
+
+    def removed(self, identity: BlockIdentity) -> None:
+        self._note(EventType.REMOVE, self._tier, self._location, identity)
+
+    def accessed(self, identity: BlockIdentity) -> None:
+        """One match of one block."""
+        self._note(EventType.ACCESS, self._tier, self._location, identity)
+
 
 class BlockEvents:
-    """Notes events under the pools' locks and hands them to the publisher outside them, since publishing may wait.
+    """Gathers what the pools tell and publishes it from a thread of its own, so that no engine waits for a publisher.
 
-    Thread-safe. Nothing is published until `send`. `clock_us` gives µs since the Unix epoch.
+    Thread-safe. Matches are folded into one Access for each block and flush. A publisher that was closed ends it: what
+    happens afterwards is counted in `lost` and told to nobody. `clock_us` gives µs since the Unix epoch.
     """
 
     def __init__(self, publisher: Publisher, block_bytes: int, clock_us: Callable[[], int]) -> None:
         self._publisher = publisher
         self._block_bytes = block_bytes
         self._clock_us = clock_us
-        self._noted: deque[EventRecord] = deque()
-        self._sending = threading.Lock()
+        self._noted: deque[_Noted] = deque()
+        self._fold = AccessFold[_Noted]()
+        self._publishing = threading.Lock()
+        """Keeps two threads from publishing out of order; guards the fold."""
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._is_idle = False
+        """The thread waits for a first event: set before it looks for one, so that none is missed."""
+        self.lost = 0
+        self._thread = threading.Thread(target=self._run, name="kvbm-events", daemon=True)
+        self._thread.start()
 
-    def store(self, tier: Tier, location: str, identity: BlockIdentity, copied: bool) -> None:
-        self._noted.append(self._stored(tier, location, identity, copied))
-
-    def remove(self, tier: Tier, location: str, identity: BlockIdentity) -> None:
-        self._noted.append(self._record(EventType.REMOVE, tier, location, identity))
-
-    def access(self, tier: Tier, location: str, identity: BlockIdentity) -> None:
-        """One match of one block."""
-        record = self._record(EventType.ACCESS, tier, location, identity)
-        record.hits = 1
-        self._noted.append(record)
-
-    def clear(self) -> None:
-        """Everything this core had placed is gone."""
-        self._noted.append(EventRecord(EventType.CLEAR, tier=0, timestamp_us=self._clock_us()))
+    def note(
+        self, event_type: EventType, tier: int, location: str, identity: BlockIdentity | None, flags: int = 0
+    ) -> None:
+        """Remember an event. Takes no lock that anybody holds for long, so that pools may call it under theirs."""
+        self._noted.append(_Noted(event_type, tier, location, identity, flags, self._clock_us()))
 
     def send(self) -> None:
-        """Publish what was noted. The lock keeps two threads from publishing out of order."""
-        with self._sending:
-            self._publish(self._take_noted())
+        """Something was noted: have it published soon. Waits only where too much is to be published."""
+        if not self._is_idle and len(self._noted) <= _NOTED_MAX:
+            return
+        with self._changed:
+            self._changed.notify_all()
+            while len(self._noted) > _NOTED_MAX and not self._is_closed:
+                self._changed.wait(0.1)
+
+    def flush(self) -> None:
+        """Publish now what was noted, folded matches included."""
+        with self._publishing:
+            self._publish(self._take_noted(), flush=True)
 
     def send_snapshot(self, standing_still: AbstractContextManager[Sequence[Placed]]) -> None:
         """Publish what was noted, then a snapshot. Within `standing_still`, which gives what is placed, nothing is
-        noted, so that the snapshot says what the events before it lead to."""
-        with self._sending:
+        noted, so that the snapshot says what the events before it lead to. Raises `TransportError`."""
+        with self._publishing:
             with standing_still as tiers:
                 noted = self._take_noted()
+                now_us = self._clock_us()
                 placed = [
-                    self._stored(tier, location, identity, copied=True)
+                    self._record(_Noted(EventType.STORE, tier, location, identity, RecordFlag.COPY, now_us))
                     for tier, location, identities in tiers
                     for identity in identities
                 ]
-            self._publish(noted)
+            self._publish(noted, flush=True)
             self._publisher.publish_snapshot(placed)
 
-    def _take_noted(self) -> list[EventRecord]:
+    def close(self) -> None:
+        """Say that everything this core had placed is gone, and stop. The publisher stays open. Idempotent."""
+        with self._changed:
+            already, self._is_closed = self._is_closed, True
+            self._changed.notify_all()
+        if already:
+            return
+        self._thread.join()
+        self.note(EventType.CLEAR, 0, "", None)
+        self.flush()
+
+    def _run(self) -> None:
+        while self._wait():
+            time.sleep(_GATHER_S)
+            with self._publishing:
+                self._publish(self._take_noted())
+            with self._changed:
+                self._changed.notify_all()
+
+    def _wait(self) -> bool:
+        """Until there is something to publish; False: until closed."""
+        with self._changed:
+            self._is_idle = True
+            while not self._noted and not self._is_closed and self._wait_s() != 0.0:
+                self._changed.wait(self._wait_s())
+            self._is_idle = False
+            return not self._is_closed
+
+    def _wait_s(self) -> float | None:
+        return self._fold.due_in_s(time.monotonic())
+
+    def _take_noted(self) -> list[_Noted]:
         noted = []
         while self._noted:
             noted.append(self._noted.popleft())
         return noted
 
-    def _publish(self, records: list[EventRecord]) -> None:
+    def _publish(self, noted: Sequence[_Noted], *, flush: bool = False) -> None:
+        """Publish in order, but matches when they are due or their block goes."""
+        records: list[EventRecord] = []
+        now_s = time.monotonic()
+        for each in noted:
+            if each.event_type is EventType.ACCESS and each.identity is not None:
+                self._fold.add(each.location, each.identity.key, each, now_s)
+                continue
+            if each.event_type is EventType.REMOVE and each.identity is not None:
+                accessed = self._fold.take(each.location, each.identity.key)
+                if accessed is not None:
+                    records.append(self._record(*accessed))
+            elif each.event_type is EventType.CLEAR:
+                records += self._drain()
+            records.append(self._record(each))
+        if flush or self._fold.due_in_s(now_s) == 0.0:
+            records += self._drain()
         if records:
-            self._publisher.publish(records)
+            try:
+                self._publisher.publish(records)
+            except TransportError:
+                self.lost += len(records)
 
-    def _stored(self, tier: Tier, location: str, identity: BlockIdentity, copied: bool) -> EventRecord:
-        record = self._record(EventType.STORE, tier, location, identity)
-        record.flags = RecordFlag.COPY if copied else 0
-        return record
+    def _drain(self) -> list[EventRecord]:
+        return [self._record(noted, hits) for _, noted, hits in self._fold.drain()]
 
-    def _record(self, event_type: EventType, tier: Tier, location: str, identity: BlockIdentity) -> EventRecord:
+    def _record(self, noted: _Noted, hits: int = 0) -> EventRecord:
+        identity = noted.identity
+        if identity is None:
+            return EventRecord(noted.event_type, tier=noted.tier, timestamp_us=noted.timestamp_us)
         return EventRecord(
-            event_type,
-            tier=tier,
+            noted.event_type,
+            tier=noted.tier,
             sequence_hash=identity.key.sequence_hash,
             namespace=identity.namespace,
-            location=location,
+            location=noted.location,
             parent_hash=identity.parent_hash,
             prefix_hash=identity.prefix_hash,
             depth=identity.depth,
             group=identity.key.group,
             block_size=self._block_bytes,
             block_tokens=identity.block_tokens,
-            timestamp_us=self._clock_us(),
+            flags=noted.flags,
+            hits=hits,
+            timestamp_us=noted.timestamp_us,
         )

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import NamedTuple
+from contextlib import ExitStack, contextmanager, suppress
+from math import inf
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import torch
 
+from event_plane.schema import EventType, Tier
 from event_plane.transport import Publisher
-from kvbm_core.block import CompleteBlock, ImmutableBlock
+from kvbm_core.accounting import Accounts, CoreTotals, RequestAccount
+from kvbm_core.block import PRIORITY_DEFAULT, CompleteBlock, ImmutableBlock, MutableBlock
+from kvbm_core.budget import require_budget
 from kvbm_core.config import KvbmConfig
-from kvbm_core.counters import CoreCounters
-from kvbm_core.errors import ConfigError
+from kvbm_core.errors import ManagerClosedError, ProgressError
+from kvbm_core.estimate import LoadPlan
 from kvbm_core.events import BlockEvents, Placed
+from kvbm_core.explain import BlockExplanation, explain_block
+from kvbm_core.hooks import Hooks
 from kvbm_core.identity import BlockIdentity
-from kvbm_core.offload import Offloader
+from kvbm_core.lanes import Volumes
+from kvbm_core.machine import read_machine
+from kvbm_core.offload import OffloadManager
 from kvbm_core.onboard import Onboarded, Onboarder
-from kvbm_core.pool import Allocation, BlockPool, PoolOccupancy
-from kvbm_core.reuse import reuse_order
-from kvbm_core.storage import TensorStorage, open_device, open_host
-from kvbm_core.transfer import TierPool
-from storage_agent.port import StoragePort
+from kvbm_core.paths import TransferPath
+from kvbm_core.pool import Allocation, PoolCounters, PoolOccupancy
+from kvbm_core.progress import ModelProgress
+from kvbm_core.scheduler import Scheduler
+from kvbm_core.storage import TensorStorage
+from kvbm_core.tiers import build_lanes, open_tiers, reset_tier
+from kvbm_core.transfer import TransferManager
+from kvbm_core.transfer_queue import QueueDepth
+from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.errors import StorageAgentError
+from storage_agent.port import BlockKey, StoragePort
+
+_NONE = PoolOccupancy(0, 0, 0)
 
 
 def _wall_clock_us() -> int:
@@ -31,7 +48,7 @@ def _wall_clock_us() -> int:
 
 
 class Occupancy(NamedTuple):
-    """Blocks in the tiers that the core owns, and those that wait to leave the device."""
+    """Blocks in the tiers that the core owns, and those that wait to leave the device. Without a host tier it is 0."""
 
     device: PoolOccupancy
     host: PoolOccupancy
@@ -39,10 +56,11 @@ class Occupancy(NamedTuple):
 
 
 class KvBlockManager:
-    """Blocks of one engine over device (G1) and host (G2), with a storage agent behind them.
+    """Blocks of one engine over device (G1) and host (G2), with a storage agent's volumes (G3, G4) behind them.
 
-    Publishes Store, Remove and Access of G1 and G2; volumes belong to their agent, which announces them itself. One
-    engine thread calls it; guards may be released anywhere. Raises `TensorAllocationError` when memory is short.
+    Publishes Store, Remove and Access of G1 and G2; volumes belong to their agent, which announces them itself.
+    Thread-safe. Every call that waits for bytes has a form that gives a future (`onboard_soon`, `offload_soon`), and
+    `async_manager.AsyncKvBlockManager` has them as coroutines.
     """
 
     def __init__(
@@ -52,107 +70,250 @@ class KvBlockManager:
         storage: StoragePort | None = None,
         *,
         clock_us: Callable[[], int] = _wall_clock_us,
+        hooks: Hooks | None = None,
     ) -> None:
+        """Without `storage` the volumes that `config` names are not used.
+
+        Raises `BudgetError` when the machine or the volumes cannot hold what `config` asks for, and
+        `TensorAllocationError` when memory is short all the same.
+        """
+        require_budget(config, read_machine(), _descriptors(storage))
         self.config = config
-        self.counters = CoreCounters()
-        self._events = BlockEvents(publisher, config.block_bytes, clock_us)
-        host_layout = config.host_pool_layout
-        if host_layout is None:
-            raise ConfigError("host_blocks = 0, and there is no path past the host: set at least 1")
-        self._device = self._tier(open_device(config.device_pool_layout))
-        self._host = self._tier(open_host(host_layout))
-        self._offloader = Offloader(self._device, self._host, storage, config, self.counters)
-        self._onboarder = Onboarder(
-            self._device,
-            self._host,
-            storage,
-            config,
-            self.counters,
-            partial(self._events.access, self._host.storage.tier, self._host.storage.location),
-        )
+        self._storage = storage
+        self.hooks = Hooks() if hooks is None else hooks
         self._closed = False
+        self._accounts = Accounts()
+        self._events = BlockEvents(publisher, config.block_bytes, clock_us)
+        self._tiers = open_tiers(config, self._events, self.hooks, has_storage=storage is not None)
+        self._transfers = TransferManager(
+            build_lanes(self._tiers, storage, config, self._accounts, self._events.send),
+            on_failure=self._accounts.failed,
+        )
+        self.scheduler = Scheduler(config.layers, self._progressed)
+        self._offloads = OffloadManager(
+            self._tiers.host, self._tiers.views, self._transfers, self._accounts, config
+        )
+        has_volumes = storage is not None and bool(self._tiers.views)
+        self._onboarder = Onboarder(
+            self._tiers.device,
+            self._tiers.host,
+            Volumes(storage, self._tiers.views, config, self._accounts) if storage and has_volumes else None,
+            self._transfers,
+            self._accounts,
+            config,
+            self._used,
+        )
         # The first message of this life: whatever an earlier one had placed is gone.
         self.announce_snapshot()
         publisher.serve_snapshots(self.announce_snapshot)
 
+    # Blocks of the device
+
+    @property
+    def device(self) -> TensorStorage:
+        """The device's blocks, in whatever layout; an engine writes those that it has allocated."""
+        return self._tiers.device.storage
+
     @property
     def device_tensor(self) -> torch.Tensor:
-        """Device blocks, `[device_blocks, layers, outer, page, inner]`; an engine writes those it has allocated."""
-        return self._device.storage.tensor
+        """All of them in one tensor, of a fully contiguous layout: `[device_blocks, layers, outer, page, inner]`."""
+        return self._tiers.device.storage.tensor
 
     def match(self, blocks: Sequence[BlockIdentity]) -> list[ImmutableBlock]:
-        """Guards of the leading blocks that are on the device, up to the first that is not. One Access each."""
-        with self._sending():
-            matched = self._device.pool.match([block.key for block in blocks])
-            for block in matched:
-                self._events.access(self._device.storage.tier, self._device.storage.location, block.identity)
-            self.counters.matched_device += len(matched)
-        return matched
+        """Guards of the leading blocks that are on the device, up to the first that is not. One Access each.
 
-    def onboard(self, blocks: Sequence[BlockIdentity]) -> Onboarded:
-        """Bring the leading blocks that the host or a volume has onto the device. What is missing must be computed."""
-        with self._sending():
-            return self._onboarder.onboard(blocks)
+        Ask `onboard` for the rest, even without a lower tier: that counts them, and finds those behind a gap.
+        """
+        matched = self._tiers.device.pool.match([block.key for block in blocks])
+        self._offloads.matched(matched)
+        self._accounts.served(
+            RequestAccount(
+                asked=len(matched),
+                tokens_asked=len(matched) * self.config.page_tokens,
+                ready=len(matched),
+                tokens_matched=len(matched) * self.config.page_tokens,
+                bytes_asked=len(matched) * self.config.block_bytes,
+            )
+        )
+        self._used(Tier.G1, [block.identity for block in matched])
+        return matched
 
     def allocate(self, count: int) -> Allocation:
         """Device blocks to write, all `count` or none: `PoolExhaustedError` when too many are in use."""
-        with self._sending():
-            return self._device.pool.allocate(count)
+        allocation = self._tiers.device.pool.allocate(count)
+        self._events.send()
+        return allocation
 
-    def register(self, block: CompleteBlock) -> ImmutableBlock:
-        """Make a computed device block findable, announce it, and queue it for offload."""
-        with self._sending():
-            place = block.index
-            registered = self._device.pool.register(block)
-            self.counters.registered += 1
-            if registered.index == place:
-                self._offloader.ask(registered)
+    def complete(self, blocks: Sequence[MutableBlock], identities: Sequence[BlockIdentity]) -> list[CompleteBlock]:
+        """Commit device blocks all of whose bytes were written at once. Raises as `BlockPool.complete_many` does."""
+        return self._tiers.device.pool.complete_many(blocks, identities)
+
+    def register(self, block: CompleteBlock, *, priority: int = PRIORITY_DEFAULT) -> ImmutableBlock:
+        """`register_many` of one."""
+        return self.register_many((block,), priority=priority)[0]
+
+    def register_many(
+        self, blocks: Sequence[CompleteBlock], *, priority: int = PRIORITY_DEFAULT
+    ) -> list[ImmutableBlock]:
+        """Make computed device blocks findable, announce them, and queue them for offload, lower priority first.
+
+        On a GPU, once their bytes are written, not when that is queued.
+        """
+        places = [block.index for block in blocks]
+        registered = self._tiers.device.pool.register_many(blocks, priority=priority)
+        self._accounts.registered(len(registered))
+        self._offloads.ask(
+            [
+                block
+                for block, place in zip(registered, places, strict=True)
+                if block.index == place and not block.is_second_copy
+            ]
+        )
+        self._events.send()
         return registered
+
+    # Between the tiers
+
+    def onboard(
+        self,
+        blocks: Sequence[BlockIdentity],
+        targets: Sequence[MutableBlock] | None = None,
+        *,
+        budget_ms: float | None = None,
+    ) -> Onboarded:
+        """Get the leading blocks onto the device from wherever they are. What is missing must be computed.
+
+        `targets`: one empty device block for each to be written. `budget_ms`: the longest that the caller waits;
+        None: `onboard_budget_ms` of the configuration. Raises `ManagerClosedError`.
+        """
+        return self._transfers.wait_for(self.onboard_soon(blocks, targets, budget_ms=budget_ms))
+
+    def onboard_soon(
+        self,
+        blocks: Sequence[BlockIdentity],
+        targets: Sequence[MutableBlock] | None = None,
+        *,
+        budget_ms: float | None = None,
+    ) -> concurrent.futures.Future[Onboarded]:
+        """`onboard` that goes on meanwhile. Cancelling the future gives the blocks up; their guards go back."""
+        work = self._onboarder.onboard(blocks, targets, self._budget_s(budget_ms))
+        return self._transfers.submit(work)
+
+    def estimate(self, blocks: Sequence[BlockIdentity], *, budget_ms: float | None = None) -> LoadPlan:
+        """How many of the leading blocks `onboard` would load now and how long that takes, and why no more."""
+        return self._onboarder.estimate(blocks, self._budget_s(budget_ms))
 
     def offload(self, blocks_max: int) -> int:
         """Copy at most `blocks_max` waiting blocks to the host and put them to their volumes; how many were taken up.
 
-        Call it between iterations: it copies and waits for the volumes.
+        Waits for the volumes. Raises `ProgressError` during an iteration, which it would wait for too, and
+        `ManagerClosedError`.
         """
-        with self._sending():
-            return self._offloader.run(blocks_max)
+        if self.scheduler.progress.is_running:
+            raise ProgressError("offload would wait for the iteration under way: use offload_soon, or end it")
+        return self._transfers.wait_for(self.offload_soon(blocks_max))
+
+    def offload_soon(self, blocks_max: int) -> concurrent.futures.Future[int]:
+        """`offload` that goes on meanwhile. During an iteration blocks are read once it has ended."""
+        return self._transfers.submit(self._offloads.run(blocks_max, self.scheduler.gate()))
+
+    # What there is, and what was done
 
     def occupancy(self) -> Occupancy:
-        return Occupancy(self._device.pool.occupancy(), self._host.pool.occupancy(), self._offloader.waiting)
+        """Blocks by what may happen to them, now."""
+        host = self._tiers.host
+        return Occupancy(
+            self._tiers.device.pool.occupancy(),
+            _NONE if host is None else host.pool.occupancy(),
+            self._offloads.waiting,
+        )
+
+    def totals(self) -> CoreTotals:
+        """The accounts since the start, copied at one moment."""
+        totals = self._accounts.totals()
+        totals.events_lost = self._events.lost
+        return totals
+
+    def pools(self) -> dict[str, tuple[PoolOccupancy, PoolCounters]]:
+        """Of each pool that the core owns, by `device` and `host`."""
+        return {tier.name: (tier.pool.occupancy(), tier.pool.counters()) for tier in self._tiers.own()}
+
+    def queues(self) -> dict[TransferPath, QueueDepth]:
+        """What waits, runs and is in doubt on each path, a moment ago."""
+        return self._transfers.depths()
+
+    def explain(self, key: BlockKey) -> BlockExplanation:
+        """Where a block is, who owns each copy, and what waits for it."""
+        return explain_block(key, self._tiers, self._offloads, self._onboarder)
 
     def announce_snapshot(self) -> None:
         """Publish what the core's tiers hold, in the place of everything announced so far. From any thread."""
         self._events.send_snapshot(self._standing_still())
 
-    def close(self) -> None:
-        """Announce that this core's placements are gone. The publisher stays open; it is the caller's."""
-        self._closed = True
-        self._events.clear()
+    def flush_events(self) -> None:
+        """Hand all that has happened to the publisher now; it otherwise follows within milliseconds, an Access within
+        half a second."""
+        self._events.flush()
+
+    def reset(self, tier: str) -> int:
+        """An operator's reset: empty `device`, `host`, `disk` or `remote`; how many blocks that freed.
+
+        Of volumes only what this core put there or read from there. Raises `BlockStateError` while a block of the
+        core's own tiers is in use, and `ConfigError` for a tier that is not there.
+        """
+        freed = reset_tier(tier, self._tiers, self._storage)
         self._events.send()
+        return freed
+
+    def close(self) -> None:
+        """End what is under way and announce that this core's placements are gone. The publisher stays open; it is the
+        caller's. Idempotent."""
+        self._transfers.close()
+        self._closed = True
+        self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _used(self, tier: Tier, identities: Sequence[BlockIdentity]) -> None:
+        """A request got blocks that were on this tier."""
+        location = next(each.storage.location for each in self._tiers.own() if each.storage.tier is tier)
+        for identity in identities:
+            self._events.note(EventType.ACCESS, tier, location, identity)
+        self._events.send()
+
+    def _progressed(self, progress: ModelProgress) -> None:
+        self._transfers.progressed(progress)
+        if not progress.is_running and self.config.offload_blocks_per_iteration and self._offloads.waiting:
+            with suppress(ManagerClosedError):
+                self.offload_soon(self.config.offload_blocks_per_iteration)
+
+    def _budget_s(self, budget_ms: float | None) -> float:
+        chosen_ms = self.config.onboard_budget_ms if budget_ms is None else budget_ms
+        return chosen_ms / 1e3 if chosen_ms else inf
 
     @contextmanager
     def _standing_still(self) -> Iterator[list[Placed]]:
         """What is placed, of which nothing changes meanwhile. After `close`, nothing."""
-        with self._device.pool.standing_still() as on_device, self._host.pool.standing_still() as on_host:
-            tiers = [(self._device, on_device), (self._host, on_host)]
-            yield [] if self._closed else [(each.storage.tier, each.storage.location, ids) for each, ids in tiers]
+        with ExitStack() as still:
+            placed: list[Placed] = [
+                (tier.storage.tier, tier.storage.location, still.enter_context(tier.pool.standing_still()))
+                for tier in self._tiers.own()
+            ]
+            yield [] if self._closed else placed
 
-    def _tier(self, storage: TensorStorage) -> TierPool:
-        pool = BlockPool(
-            name=storage.location,
-            blocks=storage.layout.blocks,
-            page_tokens=storage.layout.page_tokens,
-            reuse=reuse_order(self.config.reuse, storage.layout.blocks),
-            duplicates=self.config.duplicates,
-            on_store=partial(self._events.store, storage.tier, storage.location),
-            on_remove=partial(self._events.remove, storage.tier, storage.location),
-        )
-        return TierPool(pool, storage)
 
-    @contextmanager
-    def _sending(self) -> Iterator[None]:
-        """Whatever a step changed before it failed has happened, and is announced."""
-        try:
-            yield
-        finally:
-            self._events.send()
+def _descriptors(storage: StoragePort | None) -> dict[str, VolumeDescriptor]:
+    """The volumes that the agent has now; none where it cannot be asked, since it may come later."""
+    if storage is None:
+        return {}
+    try:
+        stat = storage.stat()
+    except StorageAgentError:
+        return {}
+    return {volume.descriptor.id: volume.descriptor for volume in (*stat.volumes, *stat.views)}

@@ -1,133 +1,199 @@
-"""Away from the device: newly registered blocks are copied to the host, then put to their tenant's volumes.
+"""`OffloadManager`: newly registered blocks go from the device to the host, and from there to volumes.
 
-Registration only queues a block. `run` does the work when the engine has time for it, so that nothing here holds up
-an iteration of the model; until then the block waits and may be evicted, which is counted.
+Registration only queues a block; until its turn comes it may be evicted, which is counted. The turn comes when the
+engine says so (`KvBlockManager.offload`), or at the end of each iteration.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
+import heapq
+import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from itertools import count
 
+from kvbm_core.accounting import Accounts
 from kvbm_core.block import ImmutableBlock, WeakBlock
 from kvbm_core.config import KvbmConfig
-from kvbm_core.counters import CoreCounters
-from kvbm_core.errors import PoolExhaustedError
-from kvbm_core.transfer import TierPool, copy_to
-from storage_agent.errors import StorageAgentError
-from storage_agent.port import Outcome, PutBlock, Result, StoragePort
+from kvbm_core.frequency import FrequencySketch
+from kvbm_core.offload_policy import Decision, Offered, Skip, offload_policy
+from kvbm_core.paths import TransferPath
+from kvbm_core.progress import NO_GATE, Gate
+from kvbm_core.tier_pool import TierPool
+from kvbm_core.transfer import BlockOutcome, BlockTransfer, TransferManager
+from kvbm_core.volume_view import VolumeView
+from storage_agent.port import BlockKey
+
+HOST = "host"
+_CHUNKS_AT_ONCE = 2
+"""One is put to volumes while the next is copied to the host."""
 
 
-class Offloader:
-    """The queue device → host → volume. Used by the engine's thread."""
+class OffloadManager:
+    """Which blocks wait, and the journey of those whose turn has come. `run` is a coroutine of the transfers' loop;
+    the rest is called from any thread."""
 
     def __init__(
         self,
-        device: TierPool,
-        host: TierPool,
-        storage: StoragePort | None,
+        host: TierPool | None,
+        views: Sequence[VolumeView],
+        transfers: TransferManager,
+        accounts: Accounts,
         config: KvbmConfig,
-        counters: CoreCounters,
     ) -> None:
-        self._device = device
         self._host = host
-        self._storage = storage
+        self._views = tuple(views)
+        self._transfers = transfers
+        self._accounts = accounts
         self._config = config
-        self._counters = counters
-        self._queue: deque[WeakBlock] = deque()
+        self._policy = offload_policy(config.offload_policy, config.offload_frequency_min)
+        self._counts_uses = config.offload_policy == "presence_frequency"
+        self._lock = threading.Lock()
+        self._uses = FrequencySketch(config.device_blocks + config.host_blocks)
+        self._order = count()
+        self._queue: list[tuple[int, int, WeakBlock]] = []
+        self._moving: set[tuple[str, BlockKey]] = set()
+        """(target, block) of what is under way. Changed in the loop's thread alone."""
 
     @property
     def waiting(self) -> int:
-        """Blocks that are registered on the device and not yet offloaded."""
+        """Blocks that are registered on the device and wait for their turn."""
         return len(self._queue)
 
-    def ask(self, block: ImmutableBlock) -> None:
-        """Queue a newly registered block; a full queue refuses it, which is counted."""
-        if len(self._queue) >= self._config.offload_queue_blocks:
-            self._skip("queue_full", 1)
+    def ask(self, blocks: Sequence[ImmutableBlock]) -> None:
+        """Queue newly registered blocks by their priority, lower first; what a full queue refuses is counted."""
+        refused = 0
+        with self._lock:
+            for block in blocks:
+                if self._counts_uses:
+                    self._uses.use(block.identity.key)
+                if len(self._queue) >= self._config.offload_queue_blocks:
+                    refused += 1
+                else:
+                    heapq.heappush(self._queue, (block.priority, next(self._order), block.downgrade()))
+        self._accounts.skipped("", Skip.QUEUE_FULL, refused)
+
+    def matched(self, blocks: Sequence[ImmutableBlock]) -> None:
+        """Blocks of the device were used again: one that now is used often enough is queued."""
+        if not self._counts_uses:
             return
-        self._queue.append(block.downgrade())
+        often = []
+        with self._lock:
+            for block in blocks:
+                self._uses.use(block.identity.key)
+                if self._uses.count(block.identity.key) == self._config.offload_frequency_min:
+                    often.append(block)
+            for block in often:
+                if len(self._queue) < self._config.offload_queue_blocks:
+                    heapq.heappush(self._queue, (block.priority, next(self._order), block.downgrade()))
 
-    def run(self, blocks_max: int) -> int:
-        """Offload at most `blocks_max` of the oldest, in batches of `transfer_blocks`; how many left the queue."""
-        left = 0
-        while left < blocks_max and self._queue:
-            count = min(len(self._queue), blocks_max - left, self._config.transfer_blocks)
-            self._offload([self._queue.popleft() for _ in range(count)])
-            left += count
-        return left
+    async def run(self, blocks_max: int, gate: Gate = NO_GATE) -> int:
+        """Offload at most `blocks_max` of those that wait, in batches; how many left the queue.
 
-    def _offload(self, asked: Sequence[WeakBlock]) -> None:
-        with ExitStack() as held:
-            there = [held.enter_context(block) for weak in asked if (block := weak.upgrade()) is not None]
-            self._skip("evicted_before_copy", len(asked) - len(there))
-            in_host = [held.enter_context(block) for block in self._to_host(there)]
-            if self._storage is not None:
-                self._put(self._storage, in_host)
+        The device is not read before `gate` is passed.
+        """
+        taken = self._take(blocks_max)
+        size = self._config.transfer_blocks
+        at_once = asyncio.Semaphore(_CHUNKS_AT_ONCE)
 
-    def _skip(self, reason: str, blocks: int) -> None:
-        if blocks:
-            self._counters.offload_skipped[reason] += blocks
+        async def offload(chunk: Sequence[WeakBlock]) -> None:
+            async with at_once:
+                await self._offload(chunk, gate)
 
-    def _to_host(self, blocks: Sequence[ImmutableBlock]) -> list[ImmutableBlock]:
-        """Guards of the blocks' host copies, made where there was none."""
-        present, missing = [], []
+        async with asyncio.TaskGroup() as group:
+            for start in range(0, len(taken), size):
+                group.create_task(offload(taken[start : start + size]))
+        return len(taken)
+
+    def decision(self, key: BlockKey, target: str) -> Decision:
+        """What the policy says now of a block and a target: `host`, `disk` or `remote`."""
+        with self._lock:
+            uses = self._uses.count(key) if self._counts_uses else 1
+        present = target == HOST and self._host is not None and self._host.pool.has(key)
+        return self._policy.decide(Offered(present, (target, key) in self._moving, uses))
+
+    def waits(self, key: BlockKey) -> list[str]:
+        """What of a block's offload is queued or under way, in words."""
+        with self._lock:
+            queued = any(weak.key == key for _, _, weak in self._queue)
+        moving = [f"on its way to {target}" for target, each in tuple(self._moving) if each == key]
+        return (["queued for offload"] if queued else []) + moving
+
+    def _take(self, blocks_max: int) -> list[WeakBlock]:
+        with self._lock:
+            return [heapq.heappop(self._queue)[2] for _ in range(min(blocks_max, len(self._queue)))]
+
+    async def _offload(self, asked: Sequence[WeakBlock], gate: Gate) -> None:
+        there = [block for weak in asked if (block := weak.upgrade()) is not None]
+        self._accounts.skipped("", Skip.EVICTED_BEFORE_COPY, len(asked) - len(there))
+        if self._host is None:
+            await self._to_volumes(there, gate)
+        else:
+            await self._to_volumes(await self._to_host(self._host, there, gate), NO_GATE)
+
+    async def _to_host(
+        self, host: TierPool, blocks: Sequence[ImmutableBlock], gate: Gate
+    ) -> list[ImmutableBlock]:
+        """Guards of the blocks' host copies, made where there was none. Takes over the device's guards."""
+        wanted, in_host = [], []
         for block in blocks:
-            copy = self._host.pool.acquire(block.identity.key)
-            if copy is None:
-                missing.append(block)
-            else:
-                present.append(copy)
-        self._skip("present_in_host", len(present))
+            decision = self.decision(block.identity.key, HOST)
+            if decision.skip is None:
+                wanted.append(block)
+                continue
+            self._accounts.skipped(HOST, decision.skip)
+            copy = host.pool.acquire(block.identity.key) if decision.skip is Skip.PRESENT else None
+            if copy is not None:
+                in_host.append(copy)
+            block.release()
+        for outcome in await self._move(TransferPath.DEVICE_TO_HOST, HOST, wanted, gate):
+            if outcome.block is not None:
+                in_host.append(outcome.block)
+            if outcome.unused is not None:
+                outcome.unused.release()
+        return in_host
+
+    async def _to_volumes(self, blocks: Sequence[ImmutableBlock], gate: Gate) -> None:
+        """Put to each tier of volumes what its policy lets pass. Takes over the guards."""
         try:
-            copies = copy_to(self._device, missing, self._host)
-        except PoolExhaustedError:
-            self._skip("host_exhausted", len(missing))
-            return present
-        self._counters.offloaded += len(copies)
-        return present + copies
+            async with asyncio.TaskGroup() as group:
+                for view in self._views:
+                    group.create_task(self._to_tier(view, blocks, gate))
+        finally:
+            for block in blocks:
+                block.release()
 
-    def _put(self, storage: StoragePort, blocks: Sequence[ImmutableBlock]) -> None:
-        """Put each block to the first of its tenant's volumes that takes it."""
-        by_volumes: dict[tuple[str, ...], list[PutBlock]] = {}
+    async def _to_tier(self, view: VolumeView, blocks: Sequence[ImmutableBlock], gate: Gate) -> None:
+        wanted = []
+        if not self._config.holds_first_copy:
+            self._accounts.skipped(view.name, Skip.OTHER_RANK, len(blocks))
+            return
         for block in blocks:
-            volumes = self._config.volumes_of(block.identity.namespace.tenant)
-            if volumes:
-                by_volumes.setdefault(volumes, []).append(self._put_block(block))
-        for volumes, waiting in by_volumes.items():
-            for place, volume in enumerate(volumes):
-                waiting = self._put_to(storage, volume, waiting, last=place == len(volumes) - 1)
-                if not waiting:
-                    break
-                self._counters.put_fell_back[volume] += len(waiting)
-
-    def _put_to(self, storage: StoragePort, volume: str, blocks: list[PutBlock], *, last: bool) -> list[PutBlock]:
-        """Put to one volume; the blocks to try on the next one."""
-        full = []
-        for block, outcome in zip(blocks, _put_outcomes(storage, volume, blocks), strict=True):
-            if outcome.result.ok:
-                self._counters.put[volume] += 1
-            elif outcome.result is Result.FULL and not last:
-                full.append(block)
+            if not view.volumes.volumes_of(block.identity.namespace.tenant):
+                self._accounts.skipped(view.name, Skip.NO_TARGET)
+                continue
+            decision = self.decision(block.identity.key, view.name)
+            if decision.skip is None:
+                wanted.append(block.clone())
             else:
-                self._counters.put_refused[outcome.result] += 1
-        return full
+                self._accounts.skipped(view.name, decision.skip)
+        outcomes = await self._move(view.put_path, view.name, wanted, gate)
+        self._accounts.skipped(view.name, Skip.PRESENT, sum(outcome.was_there for outcome in outcomes))
 
-    def _put_block(self, block: ImmutableBlock) -> PutBlock:
-        identity = block.identity
-        return PutBlock(
-            key=identity.key,
-            namespace=identity.namespace,
-            payload=self._host.storage.payload(block.index),
-            parent_hash=identity.parent_hash,
-            depth=identity.depth,
-            block_tokens=identity.block_tokens,
-        )
-
-
-def _put_outcomes(storage: StoragePort, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]:
-    try:
-        return storage.put(volume, blocks)
-    except StorageAgentError as error:
-        return [Outcome(block.key, Result.FAILED, volume=volume, reason=str(error)) for block in blocks]
+    async def _move(
+        self, path: TransferPath, target: str, blocks: Sequence[ImmutableBlock], gate: Gate
+    ) -> list[BlockOutcome]:
+        moving = {(target, block.identity.key) for block in blocks}
+        self._moving |= moving
+        try:
+            outcomes = await self._transfers.move(
+                path,
+                [BlockTransfer(block.identity, block) for block in blocks],
+                deadline_s=self._transfers.now_s() + self._config.limits_of(path).deadline_s,
+                gate=gate,
+            )
+        finally:
+            self._moving -= moving
+        exhausted = sum(outcome.reason.endswith("_exhausted") for outcome in outcomes)
+        self._accounts.skipped(target, Skip.HOST_EXHAUSTED, exhausted)
+        return outcomes

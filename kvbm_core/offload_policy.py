@@ -19,6 +19,8 @@ class Skip(StrEnum):
     """Computed and matched fewer times than the policy's threshold."""
     NO_TARGET = "no_target"
     """No host tier, and no volume for its tenant."""
+    OTHER_RANK = "other_rank"
+    """Another worker holds the same heads, and puts them to volumes for both."""
     QUEUE_FULL = "queue_full"
     EVICTED_BEFORE_COPY = "evicted_before_copy"
     """It left the device before its turn came."""
@@ -87,9 +89,11 @@ class PresenceFrequencyPolicy:
 
 def offload_policy(name: str, uses_min: int = 2) -> OffloadPolicy:
     """The policy that `KvbmConfig` names. Raises `ConfigError` for another name."""
-    policies = {"all": AllPolicy, "presence": PresencePolicy}
-    if name == "presence_frequency":
-        return PresenceFrequencyPolicy(uses_min)
+    policies: dict[str, OffloadPolicy] = {
+        "all": AllPolicy(),
+        "presence": PresencePolicy(),
+        "presence_frequency": PresenceFrequencyPolicy(uses_min),
+    }
     if name not in policies:
-        raise ConfigError(f"offload policy {name!r} is unknown: set {', '.join(policies)} or presence_frequency")
-    return policies[name]()
+        raise ConfigError(f"offload_policy = {name!r} is unknown: set one of {', '.join(policies)}")
+    return policies[name]

@@ -1,142 +1,415 @@
-"""Toward the device: blocks found in the host or on a volume are copied in, in order, up to the first that is missing.
+"""Toward the device: blocks found in the host or on volumes are brought in, in order, up to the first that is missing.
 
-A block is registered only after its bytes are known to be right (the agent checks a volume's, a guard fences the
-host's). A load that fails is a miss with a reason: the engine computes the block again.
+A block is registered only after its bytes are known to be right. A load that fails is a miss with a reason: the engine
+computes the block again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count
+from math import inf
 from typing import NamedTuple
 
-from kvbm_core.block import ImmutableBlock
+from event_plane.schema import Tier
+from kvbm_core.accounting import Accounts, RequestAccount
+from kvbm_core.block import Guard, ImmutableBlock, MutableBlock
 from kvbm_core.config import KvbmConfig
-from kvbm_core.counters import CoreCounters
-from kvbm_core.errors import PoolExhaustedError
+from kvbm_core.estimate import LoadPlan, Verdict, plan_load
 from kvbm_core.identity import BlockIdentity
-from kvbm_core.transfer import TierPool, complete, copy_to
-from storage_agent.errors import StorageAgentError
-from storage_agent.port import Outcome, Result, StoragePort
+from kvbm_core.lanes import Volumes
+from kvbm_core.paths import TransferPath
+from kvbm_core.tier_pool import TierPool
+from kvbm_core.transfer import BEHIND_A_MISS, CANCELLED, BlockOutcome, BlockTransfer, Move, TransferManager, release
+from storage_agent.port import BlockKey, Result
 
+DEVICE = "G1"
 HOST = "G2"
-"""Source of a block that the host had; every other source is a volume's id, which has no capitals."""
+"""Sources of blocks that the device or the host had; every other source is a volume's id, which has no capitals."""
+WAITED_IN_VAIN = "waited_in_vain"
+"""Another request was loading it, and did not get it."""
 
-OnAccess = Callable[[BlockIdentity], None]
+
+_chains = count(1)
+_CHUNKS_AHEAD = 4
+"""Batches of one request under way at once; more only waits in queues, and is for nothing when one falls short."""
 
 
 class Onboarded(NamedTuple):
-    """Device guards of the leading blocks that were found, and for each where: `HOST`, or a volume's id."""
+    """What `onboard` brought: device guards of the leading blocks that could be had.
+
+    `sources`: where each was, `G1`, `G2` or a volume's name. `unused`: targets that the caller gave and has back, in
+    order. `ended`: why there are no more, empty where all were had. `account`: the request's columns.
+    """
 
     blocks: list[ImmutableBlock]
     sources: list[str]
+    unused: list[MutableBlock]
+    ended: str
+    plan: LoadPlan
+    account: RequestAccount
 
 
-class _Run(NamedTuple):
-    """Host guards of consecutive blocks and where each was found. `ends`: the block after them is nowhere."""
+class _Where(StrEnum):
+    DEVICE = "device"
+    WAITING = "waiting"
+    HOST = "host"
+    VOLUME = "volume"
+    NOWHERE = "nowhere"
 
-    blocks: list[ImmutableBlock]
-    sources: list[str]
-    ends: bool
+
+@dataclass(slots=True)
+class _Place:
+    """Where a block was found when it was asked for. `tier`: of the volume it was last seen on, None if of none."""
+
+    identity: BlockIdentity
+    where: _Where
+    guard: ImmutableBlock | None = None
+    path: TransferPath | None = None
+    tier: Tier | None = None
+    target: MutableBlock | None = None
+
+
+class _Loads:
+    """One call's moves, which end together as soon as one of them falls short."""
+
+    def __init__(self, account: RequestAccount, ends_s: float) -> None:
+        self.chain = next(_chains)
+        self.account = account
+        self.ends_s = ends_s
+        self.given_up = asyncio.Event()
+        self._moves: set[Move] = set()
+
+    async def wait(self, move: Move) -> list[BlockOutcome]:
+        self._moves.add(move)
+        try:
+            return await move.wait()
+        finally:
+            self._moves.discard(move)
+
+    def give_up(self) -> None:
+        self.given_up.set()
+        for move in tuple(self._moves):
+            move.give_up()
 
 
 class Onboarder:
-    """The paths host → device and volume → host → device. Used by the engine's thread."""
+    """`onboard` is a coroutine of the transfers' loop."""
 
     def __init__(
         self,
         device: TierPool,
-        host: TierPool,
-        storage: StoragePort | None,
+        host: TierPool | None,
+        volumes: Volumes | None,
+        transfers: TransferManager,
+        accounts: Accounts,
         config: KvbmConfig,
-        counters: CoreCounters,
-        on_host_access: OnAccess,
+        on_used: Callable[[Tier, Sequence[BlockIdentity]], None],
     ) -> None:
+        """`on_used` is told of the blocks of G1 and of G2 that a request gets."""
         self._device = device
         self._host = host
-        self._storage = storage
-        self._batch_blocks = config.transfer_blocks
-        self._counters = counters
-        self._on_host_access = on_host_access
+        self._volumes = volumes
+        self._transfers = transfers
+        self._accounts = accounts
+        self._config = config
+        self._on_used = on_used
+        self._loading: dict[BlockKey, asyncio.Event] = {}
+        """Blocks on their way to the device, which other requests wait for instead of loading them again."""
 
-    def onboard(self, identities: Sequence[BlockIdentity]) -> Onboarded:
-        """Bring in the leading `identities` that can be had; the caller releases the guards."""
-        found = Onboarded([], [])
-        while len(found.blocks) < len(identities):
-            ahead = identities[len(found.blocks) : len(found.blocks) + self._batch_blocks]
-            run = self._from_host(ahead)
-            if not run.blocks:
-                run = self._from_volumes(ahead)
-            if not self._to_device(run, found) or run.ends:
-                break
+    async def onboard(
+        self,
+        identities: Sequence[BlockIdentity],
+        targets: Sequence[MutableBlock] | None = None,
+        budget_s: float = inf,
+    ) -> Onboarded:
+        """Bring in the leading `identities` that can be had in time; the caller releases the guards.
+
+        `targets`: one reset device block for each, written in their order; those not needed come back. One that a
+        load in doubt may still write does not. Raises `ValueError` for too few.
+        """
+        if targets is not None and len(targets) != len(identities):
+            raise ValueError(f"{len(targets)} targets for {len(identities)} blocks: give one for each")
+        account = RequestAccount(
+            asked=len(identities),
+            tokens_asked=len(identities) * self._config.page_tokens,
+            bytes_asked=len(identities) * self._config.block_bytes,
+        )
+        loads = _Loads(account, self._transfers.now_s() + budget_s)
+        places = self._locate(identities)
+        if targets is not None:
+            for place, target in zip(places, targets, strict=True):
+                place.target = target.taken_over()
+        there = next((n for n, place in enumerate(places) if place.where is _Where.NOWHERE), len(places))
+        plan = self._plan(places[:there], budget_s)
+        outcomes = await self._load(places[: plan.blocks], loads)
+        found = self._settle(places, outcomes, plan, account, keeps_targets=targets is not None)
+        self._accounts.served(account)
         return found
 
-    def _from_host(self, identities: Sequence[BlockIdentity]) -> _Run:
-        """The leading blocks that the host has."""
-        blocks = self._host.pool.match([identity.key for identity in identities])
-        for block in blocks:
-            self._on_host_access(block.identity)
-        return _Run(blocks, [HOST] * len(blocks), ends=False)
+    def estimate(self, identities: Sequence[BlockIdentity], budget_s: float = inf) -> LoadPlan:
+        """What `onboard` would load now, and why; nothing is moved."""
+        places = self._locate(identities)
+        for place in places:
+            _drop(place.guard)
+        there = next((n for n, place in enumerate(places) if place.where is _Where.NOWHERE), len(places))
+        return self._plan(places[:there], budget_s)
 
-    def _from_volumes(self, identities: Sequence[BlockIdentity]) -> _Run:
-        """The leading blocks that volumes have, up to the next one of the host; read into the host."""
-        in_host = (n for n, identity in enumerate(identities) if self._host.pool.has(identity.key))
-        absent = identities[: next(in_host, len(identities))]
-        blocks, sources = self._load(absent)
-        return _Run(blocks, sources, ends=len(blocks) < len(absent))
+    def is_loading(self, key: BlockKey) -> bool:
+        """Whether a block is on its way to the device."""
+        return key in self._loading
 
-    def _to_device(self, run: _Run, found: Onboarded) -> bool:
-        """Copy a run to the device, release its host guards and add it to `found`. False: the device has no room."""
-        with ExitStack() as held:
-            for block in run.blocks:
-                held.enter_context(block)
-            try:
-                found.blocks.extend(copy_to(self._host, run.blocks, self._device))
-            except PoolExhaustedError:
-                self._counters.load_misses["device_exhausted"] += len(run.blocks)
-                return False
-        found.sources.extend(run.sources)
-        for source in run.sources:
-            if source == HOST:
-                self._counters.onboarded_host += 1
+    def _locate(self, identities: Sequence[BlockIdentity]) -> list[_Place]:
+        """Where each block is, with guards of those in the core's own tiers, so that none is evicted meanwhile."""
+        places = []
+        on_device = self._device.pool.scan([identity.key for identity in identities])
+        absent = [identity.key for identity, guard in zip(identities, on_device, strict=True) if guard is None]
+        in_host = iter(self._host.pool.scan(absent) if self._host is not None else [None] * len(absent))
+        for identity, guard in zip(identities, on_device, strict=True):
+            if guard is not None:
+                places.append(_Place(identity, _Where.DEVICE, guard))
+                continue
+            copy = next(in_host)
+            if identity.key in self._loading:
+                _drop(copy)
+                places.append(_Place(identity, _Where.WAITING))
+            elif copy is not None:
+                places.append(_Place(identity, _Where.HOST, copy, TransferPath.HOST_TO_DEVICE, Tier.G2))
             else:
-                self._counters.loaded[source] += 1
-        return True
+                places.append(self._on_volumes(identity))
+        return places
 
-    def _load(self, identities: Sequence[BlockIdentity]) -> tuple[list[ImmutableBlock], list[str]]:
-        """Read blocks from their volumes into the host; guards of those before the first miss, and their volumes."""
-        if self._storage is None:
-            return [], []
-        try:
-            places = self._host.pool.allocate(len(identities)).blocks
-        except PoolExhaustedError:
-            self._counters.load_misses["host_exhausted"] += len(identities)
-            return [], []
-        with ExitStack() as unused:
-            for place in places:
-                unused.enter_context(place)
-            outcomes = self._get(self._storage, identities, [self._host.storage.payload(p.index) for p in places])
-            hits = next((i for i, o in enumerate(outcomes) if o.result is not Result.HIT), len(outcomes))
-            loaded = [
-                complete(place, identity).register(copied=True)
-                for place, identity in zip(places[:hits], identities[:hits], strict=True)
-            ]
-        for outcome in outcomes[hits:]:
-            hit = outcome.result is Result.HIT
-            self._counters.load_misses["behind_a_miss" if hit else outcome.result] += 1
-        return loaded, [outcome.volume for outcome in outcomes[:hits]]
+    def _on_volumes(self, identity: BlockIdentity) -> _Place:
+        """The tier of volumes that the block was last seen on; else the first there is, which the agent searches all
+        of anyway."""
+        if self._volumes is None:
+            return _Place(identity, _Where.NOWHERE)
+        for view in self._volumes.views:
+            if view.where(identity.key):
+                return _Place(identity, _Where.VOLUME, None, view.load_path, view.tier)
+        return _Place(identity, _Where.VOLUME, None, self._volumes.views[0].load_path)
 
-    def _get(
-        self, storage: StoragePort, identities: Sequence[BlockIdentity], buffers: Sequence[memoryview]
-    ) -> list[Outcome]:
-        """The agent's answers; a block of another size than ours is no hit, whatever its checksum says."""
+    def _plan(self, places: Sequence[_Place], budget_s: float) -> LoadPlan:
+        paths: list[tuple[TransferPath, ...]] = []
+        for place in places:
+            if place.path is None:
+                paths.append(())
+            elif place.path is TransferPath.HOST_TO_DEVICE:
+                paths.append((place.path,))
+            else:
+                paths.append((place.path, TransferPath.HOST_TO_DEVICE))
+        return plan_load(
+            paths,
+            self._accounts.rates(),
+            block_bytes=self._config.block_bytes,
+            block_tokens=self._config.page_tokens,
+            prefill_tokens_per_s=self._config.prefill_tokens_per_s,
+            budget_s=budget_s,
+            batch_blocks=self._config.transfer_blocks,
+        )
+
+    async def _load(self, places: Sequence[_Place], loads: _Loads) -> list[BlockOutcome]:
+        """Outcomes of the leading places, up to the batch in which one falls short, and those that were begun."""
+        outcomes: list[BlockOutcome] = []
+        chunks = iter(self._chunks(places))
+        under_way: deque[asyncio.Task[list[BlockOutcome]]] = deque()
         try:
-            outcomes = storage.get([identity.key for identity in identities], buffers)
-        except StorageAgentError as error:
-            return [Outcome(identity.key, Result.FAILED, reason=str(error)) for identity in identities]
-        return [
-            outcome
-            if outcome.result is not Result.HIT or outcome.payload_bytes == len(buffer)
-            else Outcome(outcome.key, Result.FAILED, volume=outcome.volume, reason="its size is not this layout's")
-            for outcome, buffer in zip(outcomes, buffers, strict=True)
+            while True:
+                while len(under_way) < _CHUNKS_AHEAD and not loads.given_up.is_set():
+                    chunk = next(chunks, None)
+                    if chunk is None:
+                        break
+                    under_way.append(asyncio.create_task(self._bring(chunk, loads)))
+                if not under_way:
+                    return outcomes
+                ended = await asyncio.shield(under_way[0])
+                under_way.popleft()
+                outcomes += ended
+                if not all(outcome.ok for outcome in ended):
+                    loads.give_up()
+        except BaseException:  # cancelled, or a fault of this program: nobody takes what was found
+            loads.give_up()
+            for late in await asyncio.gather(*under_way, return_exceptions=True):
+                outcomes += late if isinstance(late, list) else []
+            for outcome in outcomes:
+                release(outcome)
+            raise
+
+    def _chunks(self, places: Sequence[_Place]) -> Iterator[list[_Place]]:
+        """Stretches of blocks that go one way, of one batch at most."""
+        chunk: list[_Place] = []
+        for place in places:
+            if chunk and (
+                (chunk[0].where, chunk[0].path) != (place.where, place.path)
+                or len(chunk) == self._config.transfer_blocks
+            ):
+                yield chunk
+                chunk = []
+            chunk.append(place)
+        if chunk:
+            yield chunk
+
+    async def _bring(self, chunk: Sequence[_Place], loads: _Loads) -> list[BlockOutcome]:
+        """Get one chunk onto the device. Takes over the places' guards and targets."""
+        if chunk[0].where is _Where.DEVICE:
+            return [_as_it_is(place) for place in chunk]
+        if chunk[0].where is _Where.WAITING:
+            return [await self._await_other(place, loads) for place in chunk]
+        here = asyncio.Event()
+        for place in chunk:
+            self._loading[place.identity.key] = here
+        try:
+            return await self._move(chunk, loads)
+        finally:
+            for place in chunk:
+                if self._loading.get(place.identity.key) is here:
+                    del self._loading[place.identity.key]
+            here.set()
+
+    async def _move(self, chunk: Sequence[_Place], loads: _Loads) -> list[BlockOutcome]:
+        path = chunk[0].path
+        assert path is not None, "a block that must be moved has a path"
+        transfers = [
+            BlockTransfer(place.identity, _take_guard(place), _take_target(place), chain=loads.chain)
+            for place in chunk
         ]
+        if path is not TransferPath.REMOTE_TO_HOST:
+            outcomes = await self._timed(path, transfers, loads)
+            if path is TransferPath.HOST_TO_DEVICE:
+                outcomes = [outcome._replace(place=HOST) for outcome in outcomes]
+            return outcomes
+        fetched = await self._timed(path, transfers, loads)
+        onward = [BlockTransfer(each.identity, each.block, each.unused) for each in fetched if each.block is not None]
+        if loads.given_up.is_set():
+            return [_behind(each) if each.ok else each for each in fetched]
+        moved = iter(await self._timed(TransferPath.HOST_TO_DEVICE, onward, loads))
+        return [each if each.block is None else next(moved)._replace(place=each.place) for each in fetched]
+
+    async def _timed(
+        self, path: TransferPath, transfers: Sequence[BlockTransfer], loads: _Loads
+    ) -> list[BlockOutcome]:
+        started_s = self._transfers.now_s()
+        due_s = min(loads.ends_s, started_s + self._config.limits_of(path).deadline_s)
+        outcomes = await loads.wait(self._transfers.start(path, transfers, deadline_s=due_s))
+        moved = sum(outcome.ok for outcome in outcomes)
+        if moved:
+            loads.account.moved(path, moved * self._config.block_bytes, self._transfers.now_s() - started_s)
+        return outcomes
+
+    async def _await_other(self, place: _Place, loads: _Loads) -> BlockOutcome:
+        """Another request is loading the block: take what it gets."""
+        target = _take_target(place)
+        here = self._loading.get(place.identity.key)
+        if here is not None:
+            left_s = loads.ends_s - self._transfers.now_s()
+            waits = [asyncio.create_task(here.wait()), asyncio.create_task(loads.given_up.wait())]
+            try:
+                await asyncio.wait(waits, timeout=None if left_s == inf else left_s, return_when="FIRST_COMPLETED")
+            finally:
+                for wait in waits:
+                    wait.cancel()
+        block = self._device.pool.acquire(place.identity.key)
+        reason = "" if block is not None else WAITED_IN_VAIN
+        return BlockOutcome(place.identity, block, DEVICE, reason, "another request did not get it", target)
+
+    def _settle(
+        self,
+        places: Sequence[_Place],
+        outcomes: Sequence[BlockOutcome],
+        plan: LoadPlan,
+        account: RequestAccount,
+        *,
+        keeps_targets: bool,
+    ) -> Onboarded:
+        """Sort out what was found: guards of the leading blocks, columns for all, and targets that go back."""
+        blocks: list[ImmutableBlock] = []
+        sources: list[str] = []
+        unused: list[MutableBlock] = []
+        ended = "" if plan.blocks == len(places) else plan.verdict
+        whole = next((n for n, outcome in enumerate(outcomes) if not outcome.ok), len(outcomes))
+        if whole < len(outcomes):
+            ended = outcomes[whole].reason
+        elif plan.blocks < len(places) and places[plan.blocks].where is _Where.NOWHERE:
+            ended = Result.MISS
+        for number, place in enumerate(places):
+            outcome = outcomes[number] if number < len(outcomes) else _untouched(place, plan, number)
+            if number > whole and (outcome.ok or outcome.reason == CANCELLED):
+                outcome = _behind(outcome)
+            self._count(place, outcome, account)
+            if outcome.block is not None:
+                blocks.append(outcome.block)
+                sources.append(outcome.place)
+            if outcome.unused is not None:
+                if keeps_targets:
+                    unused.append(outcome.unused)
+                else:
+                    outcome.unused.release()
+        for tier in (DEVICE, HOST):
+            used = [block.identity for block, source in zip(blocks, sources, strict=True) if source == tier]
+            self._on_used(Tier[tier], used)
+        account.tokens_matched = len(blocks) * self._config.page_tokens
+        return Onboarded(blocks, sources, unused, ended, plan, account)
+
+    def _count(self, place: _Place, outcome: BlockOutcome, account: RequestAccount) -> None:
+        """Put one block into its columns."""
+        match place.where:
+            case _Where.DEVICE:
+                account.ready += 1
+                return
+            case _Where.WAITING:
+                account.waiting += 1
+                return
+            case _Where.NOWHERE:
+                account.absent += 1
+                return
+        if outcome.reason == Result.MISS:
+            account.absent += 1
+            return
+        tier = place.tier
+        if place.where is _Where.VOLUME and outcome.place and self._volumes is not None:
+            tier = self._volumes.tier_of(outcome.place)
+        if tier is None:
+            account.untried += 1
+        else:
+            account.found[tier] += 1
+            if outcome.ok:
+                account.loaded[outcome.place] += 1
+            else:
+                account.not_loaded[outcome.reason] += 1
+
+
+def _untouched(place: _Place, plan: LoadPlan, number: int) -> BlockOutcome:
+    """Of a block that nobody tried to load: the plan spoke against it, or an earlier one could not be had."""
+    _drop(_take_guard(place))
+    reason = BEHIND_A_MISS if number < plan.blocks or plan.verdict is Verdict.ALL else plan.verdict
+    return BlockOutcome(place.identity, reason=reason, unused=_take_target(place))
+
+
+def _as_it_is(place: _Place) -> BlockOutcome:
+    """Of a block that is on the device."""
+    return BlockOutcome(place.identity, _take_guard(place), DEVICE, unused=_take_target(place))
+
+
+def _behind(outcome: BlockOutcome) -> BlockOutcome:
+    """There, but an earlier block is not: its guard goes back, and it may be found where it is now."""
+    _drop(outcome.block)
+    return outcome._replace(block=None, reason=BEHIND_A_MISS)
+
+
+def _take_guard(place: _Place) -> ImmutableBlock | None:
+    guard, place.guard = place.guard, None
+    return guard
+
+
+def _take_target(place: _Place) -> MutableBlock | None:
+    target, place.target = place.target, None
+    return target
+
+
+def _drop(guard: Guard | None) -> None:
+    if guard is not None:
+        guard.release()

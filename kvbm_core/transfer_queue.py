@@ -98,6 +98,9 @@ class QueueDepth:
     in_doubt: int
 
 
+IDLE = QueueDepth(0, 0, 0)
+
+
 class TransferQueue(Generic[ItemT]):
     """Orders entries by priority (lower first), then age; gives them out in batches, so many batches at once.
 

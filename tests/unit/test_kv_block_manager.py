@@ -14,7 +14,7 @@ import pytest
 import torch
 import zmq
 
-from event_plane.schema import LOCATION_ALL, Batch, BatchKind, EventType, RecordFlag, producer_id
+from event_plane.schema import LOCATION_ALL, Batch, BatchKind, EventType, RecordFlag, Tier, producer_id
 from event_plane.transport import Message, ResendEnd
 from event_plane.wire import decode
 from event_plane.zmq_transport import ZmqPublisher, ZmqSubscriber
@@ -22,9 +22,9 @@ from kvbm_core.block import ImmutableBlock
 from kvbm_core.config import KvbmConfig, TierVolumes
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.manager import KvBlockManager
-from kvbm_core.pool import PoolOccupancy
+from kvbm_core.paths import TransferPath
+from kvbm_core.pool import BlockPool, PoolOccupancy
 from kvbm_core.sequence import TokenBlockSequence
-from kvbm_core.transfer import complete
 from storage_agent.agent import StorageAgent
 from storage_agent.descriptor import VolumeDescriptor
 
@@ -62,17 +62,25 @@ class Room:
             )
         self.manager = KvBlockManager(self.config, self.publisher, self.agent)
 
+    @property
+    def device_pool(self) -> BlockPool:
+        return self.manager._tiers.device.pool
+
+    @property
+    def host_pool(self) -> BlockPool:
+        assert self.manager._tiers.host is not None
+        return self.manager._tiers.host.pool
+
     def sequence(self, blocks: int, tenant: str = "acme", first_token: int = 0) -> list[BlockIdentity]:
         tokens = np.arange(first_token, first_token + blocks * self.config.page_tokens, dtype=np.uint32)
         return TokenBlockSequence(self.config, tenant, tokens).blocks
 
     def compute(self, wanted: list[BlockIdentity]) -> list[ImmutableBlock]:
         """Write each block with a number of its own, as a model would, and register it."""
-        registered = []
-        for place, identity in zip(self.manager.allocate(len(wanted)).blocks, wanted, strict=True):
+        places = self.manager.allocate(len(wanted)).blocks
+        for place, identity in zip(places, wanted, strict=True):
             self.manager.device_tensor[place.index] = number_of(identity)
-            registered.append(self.manager.register(complete(place, identity)))
-        return registered
+        return self.manager.register_many(self.manager.complete(places, wanted))
 
     def compute_and_release(self, wanted: list[BlockIdentity], *, offload: bool = True) -> None:
         held = self.compute(wanted)
@@ -84,11 +92,11 @@ class Room:
     def push_out_of_device(self, first_token: int = 9_000) -> None:
         """Fill the device with blocks that nobody asks for again, and do not offload them."""
         self.compute_and_release(self.sequence(self.config.device_blocks, "other", first_token), offload=False)
-        while self.manager.occupancy().offload_waiting:
-            self.manager._offloader._queue.clear()
+        self.manager._offloads._queue.clear()
 
     def batches(self) -> list[Batch]:
         """Everything the core has published, from its publisher's resend buffer."""
+        self.manager.flush_events()
         self.publisher.flush()
         subscriber = ZmqSubscriber("core", str(self.publisher.url), str(self.publisher.resend_url), foreign=False)
         try:
@@ -202,7 +210,7 @@ def test_offload_copies_to_host_as_a_copy_and_puts_to_the_tenants_volume(room: R
     room.compute_and_release(wanted)
     assert room.events(tier=1) == [("STORE", 1, "device:0", 0, low(identity)) for identity in wanted]
     assert room.events(tier=2) == [("STORE", 2, "host", COPY, low(identity)) for identity in wanted]
-    assert room.manager.counters.put == {"slow": 2}
+    assert room.manager.totals().put == {"slow": 2}
     assert room.manager.occupancy().host == PoolOccupancy(active=0, inactive=2, reset=6)
     buffers = [bytearray(room.config.block_bytes) for _ in wanted]
     outcomes = room.agent.get([identity.key for identity in wanted], [memoryview(buffer) for buffer in buffers])
@@ -232,7 +240,7 @@ def test_a_block_evicted_from_the_device_comes_back_from_the_host(room: Room) ->
     events = room.events(tier=1)[before:]
     assert [event[0] for event in events[:2]] == ["REMOVE", "REMOVE"]
     assert events[2:] == [("STORE", 1, "device:0", COPY, low(identity)) for identity in wanted]
-    assert room.manager.counters.onboarded_host == 2
+    assert room.manager.totals().requests.loaded == {"G2": 2}
 
 
 def test_a_block_evicted_from_the_host_comes_back_from_its_volume(room: Room) -> None:
@@ -240,11 +248,11 @@ def test_a_block_evicted_from_the_host_comes_back_from_its_volume(room: Room) ->
     room.compute_and_release(wanted)
     for first_token in (1_000, 2_000):
         room.compute_and_release(room.sequence(4, first_token=first_token))
-    assert not any(room.manager._host.pool.has(identity.key) for identity in wanted)
+    assert not any(room.host_pool.has(identity.key) for identity in wanted)
     found = room.manager.onboard(wanted)
     assert found.sources == ["slow"] * 3
     assert all(holds_its_own_bytes(room, block) for block in found.blocks)
-    assert room.manager.counters.loaded == {"slow": 3}
+    assert room.manager.totals().requests.loaded == {"slow": 3}
     assert room.events(tier=2)[-3:] == [("STORE", 2, "host", COPY, low(identity)) for identity in wanted]
     assert room.events(tier=1)[-3:] == [("STORE", 1, "device:0", COPY, low(identity)) for identity in wanted]
     assert room.manager.occupancy().offload_waiting == 0
@@ -256,7 +264,10 @@ def test_onboarding_stops_at_the_first_block_that_is_nowhere(room: Room) -> None
     room.push_out_of_device()
     found = room.manager.onboard(wanted)
     assert [block.identity for block in found.blocks] == wanted[:2]
-    assert room.manager.counters.load_misses == {"miss": 1}
+    assert found.ended == "miss"
+    assert found.account.found == {Tier.G2: 3}
+    assert found.account.absent == 1
+    assert found.account.not_loaded == {"behind_a_miss": 1}
 
 
 def test_a_flipped_byte_on_the_volume_is_a_counted_miss_and_never_registered(room: Room) -> None:
@@ -273,37 +284,37 @@ def test_a_flipped_byte_on_the_volume_is_a_counted_miss_and_never_registered(roo
     before = len(room.events())
     found = room.manager.onboard(wanted)
     assert [block.identity for block in found.blocks] == wanted[:1]
-    assert room.manager.counters.load_misses == {"corrupt": 1, "behind_a_miss": 1}
-    stored = {event[4] for event in room.events()[before:] if event[0] == "STORE"}
-    assert stored == {low(wanted[0])}
+    assert found.account.not_loaded == {"corrupt": 1, "behind_a_miss": 1}
+    stored = {event[1:5:3] for event in room.events()[before:] if event[0] == "STORE"}
+    assert stored == {(2, low(wanted[0])), (1, low(wanted[0])), (2, low(wanted[2]))}
 
 
 def test_a_full_volume_passes_blocks_on_and_the_last_one_refuses(tmp_path: Path) -> None:
     room = Room(tmp_path, device_blocks=24, host_blocks=24)
     room.compute_and_release(room.sequence(20, "forge"))
-    counters = room.manager.counters
-    assert counters.put == {"fast": 2, "slow": 16}
-    assert counters.put_fell_back == {"fast": 18}
-    assert counters.put_refused == {"full": 2}
+    totals = room.manager.totals()
+    assert totals.put == {"fast": 2, "slow": 16}
+    assert totals.put_fell_back == {"fast": 18}
+    assert totals.put_refused == {"full": 2}
     room.close()
 
 
 def test_a_volume_that_is_not_there_refuses_and_is_counted(tmp_path: Path) -> None:
     room = Room(tmp_path, disk=TierVolumes(volumes=("gone",), retention_s=60.0))
     room.compute_and_release(room.sequence(2))
-    assert room.manager.counters.put_refused == {"failed": 2}
-    assert room.manager.counters.offloaded == 2
+    assert room.manager.totals().put_refused == {"failed": 2}
+    assert room.manager.totals().paths[TransferPath.DEVICE_TO_HOST].blocks == 2
     room.close()
 
 
 def test_blocks_that_cannot_wait_are_counted_by_reason(tmp_path: Path) -> None:
     room = Room(tmp_path, offload_queue_blocks=3)
     room.compute_and_release(room.sequence(4), offload=False)
-    assert room.manager.counters.offload_skipped == {"queue_full": 1}
+    assert room.manager.totals().offload_skipped == {("", "queue_full"): 1}
     assert room.manager.occupancy().offload_waiting == 3
     room.compute_and_release(room.sequence(4, first_token=500), offload=False)
     assert room.manager.offload(100) == 3
-    assert room.manager.counters.offload_skipped == {"queue_full": 5, "evicted_before_copy": 3}
+    assert room.manager.totals().offload_skipped == {("", "queue_full"): 5, ("", "evicted_before_copy"): 3}
     room.close()
 
 
@@ -321,7 +332,7 @@ def test_a_device_in_full_use_ends_onboarding_with_a_reason(room: Room) -> None:
     held = room.compute(room.sequence(4, first_token=500))
     found = room.manager.onboard(wanted)
     assert found.blocks == []
-    assert room.manager.counters.load_misses == {"device_exhausted": 2}
+    assert found.account.not_loaded == {"device_exhausted": 2}
     assert room.manager.occupancy().host.active == 0
     assert len(held) == 4
 
@@ -329,7 +340,10 @@ def test_a_device_in_full_use_ends_onboarding_with_a_reason(room: Room) -> None:
 def test_a_core_without_storage_keeps_to_its_own_tiers(tmp_path: Path) -> None:
     room = Room(tmp_path)
     alone = KvBlockManager(room.config, room.publisher)
-    assert alone.onboard(room.sequence(3)).blocks == []
+    found = alone.onboard(room.sequence(3))
+    assert found.blocks == []
+    assert found.account.absent == 3
+    alone.close()
     room.close()
 
 
@@ -360,7 +374,7 @@ def test_what_was_published_is_what_the_pools_hold(tmp_path: Path) -> None:
             placed[tier].remove(number)
         else:
             assert number in placed[tier]
-    for tier, pool in ((1, room.manager._device.pool), (2, room.manager._host.pool)):
+    for tier, pool in ((1, room.device_pool), (2, room.host_pool)):
         assert placed[tier] == {key.sequence_hash & (2**64 - 1) for key in pool.registered_keys()}
-    assert room.manager.counters.loaded["slow"] > 0
+    assert room.manager.totals().requests.loaded["slow"] > 0
     room.close()

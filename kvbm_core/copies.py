@@ -1,0 +1,64 @@
+"""Copies of blocks between two pieces of memory, whatever their layouts, and the checksums that they are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from kernels import gather_blocks, scatter_blocks
+from kvbm_core.layout import FullyContiguousLayout
+from kvbm_core.storage import TensorStorage
+
+
+def copy_blocks(
+    source: TensorStorage,
+    from_blocks: Sequence[int],
+    target: TensorStorage,
+    to_blocks: Sequence[int],
+    layer: int | None = None,
+) -> None:
+    """Copy blocks, or one layer of them, in order; returns when the bytes are there.
+
+    The layouts may differ in all but a block's extents and dtype. Raises `RuntimeError` where a device fails.
+    """
+    if layer is None and _are_alike(source, target):
+        _copy(source.tensor, from_blocks, target.tensor, to_blocks)
+    else:
+        for each in range(source.layout.layers) if layer is None else (layer,):
+            _copy(source.layer_tensors[each], from_blocks, target.layer_tensors[each], to_blocks)
+    for device in {source.device, target.device}:
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+
+
+def _are_alike(source: TensorStorage, target: TensorStorage) -> bool:
+    """Whether a block's elements follow each other in one order on both sides."""
+    layouts = source.layout, target.layout
+    return all(isinstance(each, FullyContiguousLayout) for each in layouts) and layouts[0].order == layouts[1].order
+
+
+def _copy(
+    source: torch.Tensor, from_blocks: Sequence[int], target: torch.Tensor, to_blocks: Sequence[int]
+) -> None:
+    if source.device == target.device:
+        # Without staging no byte is touched twice.
+        for start, end in _runs(from_blocks, to_blocks):
+            first, into = from_blocks[start], to_blocks[start]
+            target[into : into + end - start].copy_(source[first : first + end - start])
+        return
+    staging = gather_blocks(source, from_blocks).to(target.device)
+    scatter_blocks(staging, target, to_blocks)
+
+
+def _runs(from_blocks: Sequence[int], to_blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Stretches of the lists in which both sides' blocks follow each other, as (start, end)."""
+    start = 0
+    for place in range(1, len(from_blocks) + 1):
+        if (
+            place == len(from_blocks)
+            or from_blocks[place] != from_blocks[place - 1] + 1
+            or to_blocks[place] != to_blocks[place - 1] + 1
+        ):
+            yield start, place
+            start = place
