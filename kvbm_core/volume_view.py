@@ -10,17 +10,11 @@ import threading
 
 from event_plane.schema import Tier
 from kvbm_core.config import TierVolumes
-from kvbm_core.paths import TransferPath
+from kvbm_core.paths import VOLUME_PATHS
 from storage_agent.port import BlockKey
 
 _SEEN_MAX = 1 << 20
-_PLACES = {
-    ("disk", True): (Tier.G3, TransferPath.HOST_TO_DISK, TransferPath.DISK_TO_DEVICE),
-    ("disk", False): (Tier.G3, TransferPath.DEVICE_TO_DISK, TransferPath.DISK_TO_DEVICE),
-    ("remote", True): (Tier.G4, TransferPath.HOST_TO_REMOTE, TransferPath.REMOTE_TO_HOST),
-    ("remote", False): (Tier.G4, TransferPath.DEVICE_TO_REMOTE, TransferPath.REMOTE_TO_DEVICE),
-}
-"""By the tier's name, and whether there is a host tier."""
+_TIERS = {"disk": Tier.G3, "remote": Tier.G4}
 
 
 class VolumeView:
@@ -37,7 +31,8 @@ class VolumeView:
         """`name` is `disk` or `remote`. `seen_max`: keys remembered; the one seen longest ago is forgotten first."""
         self.name = name
         self.volumes = volumes
-        self.tier, self.put_path, self.load_path = _PLACES[name, has_host]
+        self.tier = _TIERS[name]
+        self.put_path, self.load_path = VOLUME_PATHS[name, has_host]
         self._seen_max = seen_max
         self._lock = threading.Lock()
         self._seen: dict[BlockKey, str] = {}
