@@ -13,6 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +30,51 @@ Portion = Callable[[int, int], None]
 
 DESCRIPTOR_COUNT_MAX = 4096
 """Most descriptors of one transfer. Half of NIXL's pool: a transfer that meets its end makes the agent useless."""
+_PORTIONS_TARGET = 16
 _PORTION_BYTES_MIN = 256 * 1024
-_PORTIONS_MAX = 16
+_PORTION_BYTES_MAX = 2 * 1024 * 1024
+_PORTIONS_IN_REUSE = 4
+"""Where memory is used again: so many portions of it at least, for some to be under way while others are filled."""
 
 
 def _nothing(first: int, end: int) -> None:
     pass
+
+
+class Portions(NamedTuple):
+    """Descriptors in runs of about equal bytes, each under way as a whole.
+
+    `bounds`: of each run its first descriptor and the one behind its last.
+    """
+
+    bounds: list[tuple[int, int]]
+    reuse_after: int
+
+    @classmethod
+    def of(cls, lengths: Offsets, start: int, end: int, reuse_after: int) -> Portions:
+        """Descriptors `start` to `end`; one run where there is little to move."""
+        total = int(lengths[start:end].sum())
+        portion_bytes = min(max(_PORTION_BYTES_MIN, total // _PORTIONS_TARGET), _PORTION_BYTES_MAX)
+        count = max(1, total // portion_bytes)
+        if end - start > reuse_after:
+            count = max(count, -(-_PORTIONS_IN_REUSE * (end - start) // reuse_after))
+        count = min(count, end - start)
+        edges = [start + (end - start) * number // count for number in range(count + 1)]
+        return cls(list(itertools.pairwise(edges)), reuse_after)
+
+    def steps(self) -> Iterator[tuple[bool, int]]:
+        """(True, n): run n may begin, (False, n): wait for run n. Every run begins and is waited for once, in order.
+
+        Before a run begins, all have ended whose memory it may use.
+        """
+        waiting = 0
+        for number, (_, end) in enumerate(self.bounds):
+            while self.bounds[waiting][0] < end - self.reuse_after:
+                yield False, waiting
+                waiting += 1
+            yield True, number
+        for number in range(waiting, len(self.bounds)):
+            yield False, number
 
 
 class FileTransfer(ABC):
@@ -83,14 +123,16 @@ class FileTransfer(ABC):
         fds: Offsets | None = None,
         *,
         stage: Portion = _nothing,
+        reuse_after: int = DESCRIPTOR_COUNT_MAX,
     ) -> None:
         """Write staging memory to the files; not durable until the caller syncs. Hold `exclusive`.
 
         Offsets and lengths in bytes, one-dimensional and equally long, as are `fds`, which may be left out where there
         is one file. `stage` is called ahead of each portion to fill the staging memory of its descriptors, while the
-        portions before it are under way. Raises `TransferError`, after which the files may hold any part of it.
+        portions before it are under way; a descriptor's memory may be that of the one `reuse_after` before it, which
+        has been moved by then. Raises `TransferError`, after which the files may hold any part of it.
         """
-        self._transfer("WRITE", file_offsets, staging_offsets, lengths, fds, stage, _nothing)
+        self._transfer("WRITE", (file_offsets, staging_offsets, lengths, fds), stage, _nothing, reuse_after)
 
     def read(
         self,
@@ -100,9 +142,10 @@ class FileTransfer(ABC):
         fds: Offsets | None = None,
         *,
         arrived: Portion = _nothing,
+        reuse_after: int = DESCRIPTOR_COUNT_MAX,
     ) -> None:
         """Read the files into staging memory. As `write`; `arrived` is called after each portion, as `stage` before."""
-        self._transfer("READ", file_offsets, staging_offsets, lengths, fds, _nothing, arrived)
+        self._transfer("READ", (file_offsets, staging_offsets, lengths, fds), _nothing, arrived, reuse_after)
 
     def add_file(self, fd: int, file_bytes: int) -> None:
         """Take another file. Hold `exclusive`. Raises `TransferError`."""
@@ -134,9 +177,9 @@ class FileTransfer(ABC):
 
     @abstractmethod
     def _transfer_together(
-        self, operation: str, columns: Columns, portions: list[tuple[int, int]], before: Portion, after: Portion
+        self, operation: str, columns: Columns, portions: Portions, before: Portion, after: Portion
     ) -> None:
-        """READ or WRITE `portions` of `columns`, all at once; `before` and `after` each of them."""
+        """READ or WRITE `columns` in the steps of `portions`: `before` each begins, and `after` each has ended."""
 
     def _map_staging(self) -> None:
         self._memory = huge_pages(self._staging_bytes)
@@ -145,19 +188,17 @@ class FileTransfer(ABC):
     def _transfer(
         self,
         operation: str,
-        file_offsets: Offsets,
-        staging_offsets: Offsets,
-        lengths: Offsets,
-        fds: Offsets | None,
+        columns: tuple[Offsets, Offsets, Offsets, Offsets | None],
         before: Portion,
         after: Portion,
+        reuse_after: int,
     ) -> None:
-        if fds is None:
-            fds = np.full_like(lengths, next(iter(self._files)))
-        columns = (file_offsets, staging_offsets, lengths, fds)
+        file_offsets, staging_offsets, lengths, given_fds = columns
+        fds = given_fds if given_fds is not None else np.full_like(lengths, next(iter(self._files)))
         for start in range(0, len(lengths), DESCRIPTOR_COUNT_MAX):
             end = min(start + DESCRIPTOR_COUNT_MAX, len(lengths))
-            self._transfer_together(operation, columns, _portions(lengths, start, end), before, after)
+            portions = Portions.of(lengths, start, end, reuse_after)
+            self._transfer_together(operation, (file_offsets, staging_offsets, lengths, fds), portions, before, after)
 
 
 def move_plainly(operation: str, fd: int, part: memoryview, file_offset: int) -> str:
@@ -169,11 +210,3 @@ def move_plainly(operation: str, fd: int, part: memoryview, file_offset: int) ->
     if moved < len(part):
         return f"only {moved} of {len(part)} bytes at byte {file_offset}; {free_bytes(fd)} bytes are free"
     return ""
-
-
-def _portions(lengths: Offsets, start: int, end: int) -> list[tuple[int, int]]:
-    """Descriptors `start` to `end` in a few runs of about equal bytes; one run where there is little to move."""
-    total = int(lengths[start:end].sum())
-    count = min(_PORTIONS_MAX, end - start, max(1, total // _PORTION_BYTES_MIN))
-    edges = [start + (end - start) * number // count for number in range(count + 1)]
-    return list(itertools.pairwise(edges))

@@ -23,6 +23,7 @@ from storage_agent.file_transfer import (
     FileTransfer,
     Offsets,
     Portion,
+    Portions,
     move_plainly,
 )
 from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_agent
@@ -103,24 +104,29 @@ class NixlTransfer(FileTransfer):
             raise TransferError(f"{self._name}: NIXL does not take the file: {error}") from error
 
     def _transfer_together(
-        self, operation: str, columns: Columns, portions: list[tuple[int, int]], before: Portion, after: Portion
+        self, operation: str, columns: Columns, portions: Portions, before: Portion, after: Portion
     ) -> None:
-        """All portions are under way at once; fewer descriptors than the pool has."""
+        """See `FileTransfer._transfer_together`; fewer descriptors are under way than the pool has."""
         self._make_ready()  # a file was let go of since
         deadline = time.monotonic() + self._deadline_s
-        first_runs, runs = _runs(columns, portions)
+        first_runs, runs = _runs(columns, portions.bounds)
         sides = self._sides(operation, runs)
         flights: list[_Flight] = []
         failed = ""
         is_over = False
         try:
-            for portion, numbers in zip(portions, itertools.pairwise(first_runs), strict=True):
-                before(*portion)
-                flights.append(self._post(operation, sides, np.arange(*numbers, dtype=np.int32), bool(flights)))
-            for flight, portion in zip(flights, portions, strict=True):
-                failed = self._wait(flight, deadline) or failed
-                if not failed:
-                    after(*portion)
+            for begins, number in portions.steps():
+                first, end = portions.bounds[number]
+                if begins:
+                    before(first, end)
+                    numbers = np.arange(first_runs[number], first_runs[number + 1], dtype=np.int32)
+                    flights.append(self._post(operation, sides, numbers, bool(flights)))
+                elif failed := self._wait(flights[number], deadline):
+                    break
+                else:
+                    after(first, end)
+            for flight in flights:  # where one failed, the others too
+                self._wait(flight, deadline)
             is_over = True
         finally:
             if not is_over and flights:
@@ -130,7 +136,7 @@ class NixlTransfer(FileTransfer):
             # the kernel, so afterwards neither file nor memory changes any more.
             del flight, flights, sides
             self._agent = None
-            reason = self._probe(operation, *columns)
+            reason = self._probe(operation, *(column[first:end] for column in columns))
             raise TransferError(f"{self._name}: {operation.lower()} failed: {reason or failed}")
         _release(flights, sides)
 

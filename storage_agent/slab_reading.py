@@ -14,31 +14,38 @@ from storage_agent.slot_store import SlotRead, Take
 
 
 def read_slots(transfer: FileTransfer, superblock: Superblock, reads: Sequence[SlotRead], take: Take) -> None:
-    """See `SlotStore.read`. `transfer` has the slab as its one file, and staging for a slot each."""
+    """See `SlotStore.read`. `transfer` has the slab as its one file, and staging for one slot at least."""
     if not reads:
         return
-    extents = _extents(superblock, reads)
+    slot_bytes, mark = superblock.slot_bytes, superblock.mark
     with transfer.exclusive() as staging:
+        staged_slots = len(staging) // slot_bytes
 
         def check_and_take(first: int, end: int) -> None:
             for number in range(first, end):
-                read, at = reads[number], number * superblock.slot_bytes
+                read = reads[number]
+                header, at = read.header, number % staged_slots * slot_bytes
                 start = at + PAGE_BYTES + read.offset % PAGE_BYTES
                 payload = staging[start : start + read.payload_bytes].toreadonly()
                 fault: CorruptBlock | None = None
                 try:
-                    page = bytes(staging[at : at + PAGE_BYTES])
-                    checksums = check_header(page, read.header, place=read.header.slot, mark=superblock.mark)
-                    check_parts(payload, read.header, checksums, read.first)
+                    checksums = check_header(
+                        bytes(staging[at : at + PAGE_BYTES]), header, place=header.slot, mark=mark
+                    )
+                    check_parts(payload, header, checksums, read.first)
                 except CorruptBlock as error:
                     fault = error
                 take(number, fault, payload)
 
-        if len(extents) == len(reads):  # what has arrived is taken while the rest is under way
-            transfer.read(*columns(extents), arrived=check_and_take)
+        extents = [_extents(superblock, read, number % staged_slots * slot_bytes) for number, read in enumerate(reads)]
+        if all(len(each) == 1 for each in extents):  # what has arrived is taken while the rest is under way
+            whole = columns([extent for extent, in extents])
+            transfer.read(*whole, arrived=check_and_take, reuse_after=staged_slots)
         else:
-            transfer.read(*columns(extents))
-            check_and_take(0, len(reads))
+            for start in range(0, len(reads), staged_slots):
+                end = min(start + staged_slots, len(reads))
+                transfer.read(*columns([extent for each in extents[start:end] for extent in each]))
+                check_and_take(start, end)
 
 
 def columns(extents: Sequence[tuple[int, int, int]]) -> tuple[Offsets, Offsets, Offsets]:
@@ -47,16 +54,12 @@ def columns(extents: Sequence[tuple[int, int, int]]) -> tuple[Offsets, Offsets, 
     return file_offsets, staging_offsets, lengths
 
 
-def _extents(superblock: Superblock, reads: Sequence[SlotRead]) -> list[tuple[int, int, int]]:
-    """(file, staging, length): each header page to its place in staging, behind it the pages of the wanted bytes."""
-    extents: list[tuple[int, int, int]] = []
-    for number, read in enumerate(reads):
-        slot_at, staged_at = superblock.slot_offset(read.header.slot), number * superblock.slot_bytes
-        end = page_ceiling(read.offset + read.payload_bytes)
-        start = read.offset // PAGE_BYTES * PAGE_BYTES
-        if start == 0:
-            extents.append((slot_at, staged_at, PAGE_BYTES + end))
-        else:
-            extents.append((slot_at, staged_at, PAGE_BYTES))
-            extents.append((slot_at + PAGE_BYTES + start, staged_at + PAGE_BYTES, end - start))
-    return extents
+def _extents(superblock: Superblock, read: SlotRead, staged_at: int) -> list[tuple[int, int, int]]:
+    """(file, staging, length): the header page to `staged_at`, behind it the pages of the wanted bytes."""
+    slot_at = superblock.slot_offset(read.header.slot)
+    offset = read.offset
+    end = page_ceiling(offset + read.payload_bytes)
+    if offset < PAGE_BYTES:
+        return [(slot_at, staged_at, PAGE_BYTES + end)]
+    start = offset // PAGE_BYTES * PAGE_BYTES
+    return [(slot_at, staged_at, PAGE_BYTES), (slot_at + PAGE_BYTES + start, staged_at + PAGE_BYTES, end - start)]

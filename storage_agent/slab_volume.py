@@ -39,6 +39,8 @@ from storage_agent.slot_store import Recovered, SlotRead, SlotWrite, Take
 from storage_agent.transfer_choice import open_transfer
 
 STAGING_BYTES_TARGET = 16 * 1024 * 1024
+"""Payloads under way at once: at least one slot, at most a batch."""
+BATCH_BYTES_TARGET = 4 * STAGING_BYTES_TARGET
 """Payloads of one batch: at least one slot, at most `BATCH_SLOTS_MAX`."""
 BATCH_SLOTS_MAX = 256
 assert 2 * BATCH_SLOTS_MAX <= DESCRIPTOR_COUNT_MAX
@@ -75,12 +77,13 @@ class SlabStore:
         """So many must have changed before a full disk is tried again."""
         superblock = self._slab.superblock
         slot_bytes = superblock.slot_bytes
-        self._batch_slots = min(BATCH_SLOTS_MAX, max(1, STAGING_BYTES_TARGET // (slot_bytes - PAGE_BYTES)))
+        self._batch_slots = min(BATCH_SLOTS_MAX, max(1, BATCH_BYTES_TARGET // (slot_bytes - PAGE_BYTES)))
+        self._staged_slots = min(self._batch_slots, max(1, STAGING_BYTES_TARGET // (slot_bytes - PAGE_BYTES)))
         self._intents: SlabIntents
         self._transfer = open_transfer(
             f"volume {descriptor.id}",
             {self._slab.fd: superblock.file_bytes},
-            staging_bytes=self._batch_slots * slot_bytes,
+            staging_bytes=self._staged_slots * slot_bytes,
             deadline_s=deadline_s,
         )
 
@@ -112,7 +115,7 @@ class SlabStore:
         extents = [
             (
                 superblock.slot_offset(slot),
-                number * superblock.slot_bytes,
+                number % self._staged_slots * superblock.slot_bytes,
                 PAGE_BYTES + page_ceiling(write.payload.nbytes),
             )
             for number, (write, slot) in enumerate(zip(writes, slots, strict=True))
@@ -129,7 +132,7 @@ class SlabStore:
                     staging[payload_at:payload_end] = payload
                     staging[payload_end : at + length] = bytes(at + length - payload_end)
 
-            self._transfer.write(*columns(extents), stage=stage)
+            self._transfer.write(*columns(extents), stage=stage, reuse_after=self._staged_slots)
 
     def read(self, reads: Sequence[SlotRead], take: Take) -> None:
         """See `SlotStore.read`."""

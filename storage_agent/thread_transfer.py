@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from storage_agent.errors import TransferError
-from storage_agent.file_transfer import Columns, FileTransfer, Portion, move_plainly
+from storage_agent.file_transfer import Columns, FileTransfer, Portion, Portions, move_plainly
 
 THREADS_MAX = 8
 
@@ -87,21 +87,24 @@ class ThreadTransfer(FileTransfer):
         pass
 
     def _transfer_together(
-        self, operation: str, columns: Columns, portions: list[tuple[int, int]], before: Portion, after: Portion
+        self, operation: str, columns: Columns, portions: Portions, before: Portion, after: Portion
     ) -> None:
-        self._require_inside(operation, columns, portions)
+        self._require_inside(operation, columns, portions.bounds)
         deadline = time.monotonic() + self._deadline_s
         try:
             flight = _Flight(operation, self._memory, columns)
         except OSError as error:
             raise TransferError(f"{self._name}: {operation.lower()} failed: {error.strerror}") from error
         try:
-            for first, end in portions:
-                before(first, end)
-                flight.post(first, end)
-            for first, end in portions:
-                if flight.wait(first, end, deadline) and not flight.fault:
+            for begins, number in portions.steps():
+                first, end = portions.bounds[number]
+                if begins:
+                    before(first, end)
+                    flight.post(first, end)
+                elif flight.wait(first, end, deadline) and not flight.fault:
                     after(first, end)
+                else:
+                    break
         finally:
             if not flight.end(deadline):
                 self._map_staging()

@@ -52,7 +52,7 @@ class DiskShim:
             if operation != "WRITE":
                 together(this, operation, columns, portions, before, after)
                 return
-            for first, end in portions:
+            for first, end in portions.bounds:
                 before(first, end)
                 for at, staged, length, fd in zip(*(column[first:end].tolist() for column in columns), strict=True):
                     # In order, and each written before the next is thought of: stopped here, those before are there.

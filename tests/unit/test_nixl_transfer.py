@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storage_agent.errors import TransferError
-from storage_agent.file_transfer import DESCRIPTOR_COUNT_MAX, Columns, FileTransfer, Offsets
+from storage_agent.file_transfer import DESCRIPTOR_COUNT_MAX, Columns, FileTransfer, Offsets, Portions
 from storage_agent.files import HUGE_PAGE_BYTES, huge_pages
 from storage_agent.nixl_transfer import NixlTransfer, _runs
 from storage_agent.thread_transfer import ThreadTransfer
@@ -234,3 +236,44 @@ def test_staging_memory_is_zeroed_whole_and_at_a_page_boundary() -> None:
         boundary = HUGE_PAGE_BYTES if size >= HUGE_PAGE_BYTES else PAGE
         assert np.frombuffer(memory, dtype=np.uint8).ctypes.data % boundary == 0
         memory[-1] = 1
+
+
+@given(count=st.integers(1, 200), length=st.sampled_from([1, 4096, 1 << 20, 9 << 20]), reuse_after=st.integers(1, 220))
+def test_no_portion_begins_before_those_whose_memory_it_uses_have_ended(
+    count: int, length: int, reuse_after: int
+) -> None:
+    portions = Portions.of(np.full(count, length, dtype=np.uint64), 0, count, reuse_after)
+    assert [number for first, end in portions.bounds for number in range(first, end)] == list(range(count))
+    begun, ended = 0, 0
+    for begins, number in portions.steps():
+        first, end = portions.bounds[number]
+        if begins:
+            assert (first, ended >= end - reuse_after) == (begun, True)
+            begun = end
+        else:
+            assert (first, end <= begun) == (ended, True)
+            ended = end
+    assert (begun, ended) == (count, count)
+
+
+@pytest.mark.parametrize("pages_staged", [1, 3, 8])
+def test_more_is_moved_than_memory_holds_by_using_it_again(transfer: FileTransfer, fd: int, pages_staged: int) -> None:
+    numbers = np.arange(48, dtype=np.uint64)
+    page_lengths = np.full_like(numbers, PAGE)
+    with transfer.exclusive() as staging:
+
+        def stage(first: int, end: int) -> None:
+            for number in range(first, end):
+                at = number % pages_staged * PAGE
+                staging[at : at + PAGE] = bytes([number]) * PAGE
+
+        at = numbers % np.uint64(pages_staged) * np.uint64(PAGE)
+        transfer.write(numbers * np.uint64(PAGE), at, page_lengths, stage=stage, reuse_after=pages_staged)
+        assert os.pread(fd, 48 * PAGE, 0) == b"".join(bytes([number]) * PAGE for number in range(48))
+        seen: list[bytes] = []
+
+        def arrived(first: int, end: int) -> None:
+            seen.extend(bytes(staging[n % pages_staged * PAGE :][:PAGE]) for n in range(first, end))
+
+        transfer.read(numbers * np.uint64(PAGE), at, page_lengths, arrived=arrived, reuse_after=pages_staged)
+        assert seen == [bytes([number]) * PAGE for number in range(48)]
