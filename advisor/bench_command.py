@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from advisor.errors import AdvisorError
+from event_plane.console import table_console
 from event_plane.figures import Figure
 
 GROUP = "kvadvisor.benches"
-FILE_COLUMNS = 240
 JSON_KEYS = ("name", "value", "unit", "goal", "met")
 
 
@@ -39,9 +38,7 @@ def bench(
         raise BenchError(f"there is no benchmark {name!r}: choose one of {', '.join(sorted(found))}")
     run: Bench = found[name].load()
     figures = run(quick)
-    console = Console()
-    if not console.is_terminal:  # a file has room: lines that are broken can be neither read nor searched
-        console = Console(width=FILE_COLUMNS)
+    console = table_console()
     for table in _tables(name, figures):
         console.print(table)
     if json_out is not None:

@@ -114,7 +114,7 @@ class StorageAgent:
             with self._announcer.ordering:
                 self._shelf.add(opened)
                 if self._has_announced:
-                    for volume in opened:
+                    for volume in self._announced(opened):
                         self._announcer.stored(volume.descriptor, volume.live_headers())
                 else:
                     self.announce_snapshot()
@@ -127,13 +127,16 @@ class StorageAgent:
         """Publish what all volumes hold, in the place of everything announced so far; nothing once closed."""
         with self._announcer.ordering:
             if not self._shelf.is_closing:
-                volumes = self._shelf.volumes()
+                volumes = self._announced(self._shelf.volumes())
                 self._announcer.snapshot((volume.descriptor, volume.live_headers()) for volume in volumes)
+
+    def _announced(self, volumes: Sequence[Volume]) -> list[Volume]:
+        """Those that are ours to tell of: what lies on the others their owners alone are asked for."""
+        return [volume for volume in volumes if not self._announcer.is_silent(volume.descriptor.id)]
 
     def _open(self, descriptor: VolumeDescriptor) -> Volume:
         kind, opening = prepare(descriptor, self._allowed_roots, self._endpoints)
-        if kind.is_view:
-            self._announcer.silence(descriptor.id)
+        self._announcer.set_silent(descriptor.id, kind.is_view)
         return kind.open(
             replace(
                 opening,
@@ -183,7 +186,7 @@ class StorageAgent:
                 agent=self.name,
                 producer=self._announcer.producer,
                 epoch=self._announcer.epoch,
-                volumes=[volume.stat() for volume in volumes if not self._announcer.is_silent(volume.descriptor.id)],
+                volumes=[volume.stat() for volume in self._announced(volumes)],
                 gpu_direct=gpu_direct.said(),
                 views=[volume.stat() for volume in volumes if self._announcer.is_silent(volume.descriptor.id)],
             )

@@ -39,9 +39,12 @@ class Announcer:
             self._thread = threading.Thread(target=self._send_accesses, name=f"accesses-{agent}", daemon=True)
             self._thread.start()
 
-    def silence(self, volume: str) -> None:
-        """Another agent owns the volume, and tells of it."""
-        self._silent.add(volume)
+    def set_silent(self, volume: str, is_silent: bool) -> None:
+        """Whether another agent owns the volume, and tells of it; until it is said otherwise of this id."""
+        if is_silent:
+            self._silent.add(volume)
+        else:
+            self._silent.discard(volume)
 
     def is_silent(self, volume: str) -> bool:
         return volume in self._silent

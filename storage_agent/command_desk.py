@@ -41,8 +41,8 @@ Answer = Callable[[bytes], None]
 
 
 class CommandDesk:
-    """Answers `stat` at once; one thread carries out copies, deletes and moves, another what takes longer, two what
-    clients and other agents ask.
+    """Answers `stat` beside what is under way; one thread carries out copies, deletes and moves, another what takes
+    longer, two what clients and other agents ask.
 
     A command that was given up by its caller still runs, and the agent keeps its answer for when it is asked again.
     """
@@ -51,6 +51,7 @@ class CommandDesk:
         """`name` is seen in the threads' names. `data` answers those that move bytes themselves."""
         self._agent = agent
         self._data = data
+        self._looks = _Row(self._carry_out, f"stats-{name}")
         self._short = _Row(self._carry_out, f"moves-{name}")
         self._long = _Row(self._carry_out, f"scrubs-{name}")
         self._clients = _Row(self._carry_out, f"clients-{name}")
@@ -65,7 +66,7 @@ class CommandDesk:
             return
         match request:
             case StatRequest():
-                answer(encode(self._carry_out(request)))
+                self._looks.put(request, answer)
             case ScrubRequest() | CompactRequest():
                 self._long.put(request, answer)
             case CopyRequest() | DeleteRequest() | MoveRequest():
@@ -77,6 +78,7 @@ class CommandDesk:
 
     def close(self) -> None:
         """Finish the commands under way, forget those that wait. Idempotent."""
+        self._looks.close()
         self._short.close()
         self._long.close()
         self._clients.close()

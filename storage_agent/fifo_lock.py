@@ -15,6 +15,10 @@ class FifoLock:
         self._held = False
         self._waiting: deque[threading.Lock] = deque()
 
+    @property
+    def is_held(self) -> bool:
+        return self._held
+
     def __enter__(self) -> None:
         with self._guard:
             if not self._held:

@@ -17,6 +17,7 @@ import structlog
 from event_plane.errors import TransportError
 from storage_agent.absent_volume import AbsentVolume
 from storage_agent.announcer import Announcer
+from storage_agent.block_header import BlockHeader
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import VolumeError
 from storage_agent.volume import Volume
@@ -114,7 +115,7 @@ class VolumeMender(threading.Thread):
             if not self._shelf.replace(before, meanwhile, _DRAIN_S):
                 self._shelf.replace(meanwhile, before)
                 return before
-            announced = before.live_headers()
+            announced = self._announced(before)
             before.close()
             try:
                 after = self._open(descriptor)
@@ -122,7 +123,7 @@ class VolumeMender(threading.Thread):
                 after = AbsentVolume(descriptor, str(error))
             with self._announcer.ordering:
                 try:
-                    self._announcer.reconciled(descriptor, announced, after.live_headers())
+                    self._announcer.reconciled(descriptor, announced, self._announced(after))
                 finally:
                     self._shelf.replace(meanwhile, after)
         if not isinstance(after, AbsentVolume):
@@ -130,6 +131,10 @@ class VolumeMender(threading.Thread):
         elif not isinstance(before, AbsentVolume):
             _log.warning("volume cannot be used", volume=descriptor.id, reason=reason, error=after.stat().degraded)
         return after
+
+    def _announced(self, volume: Volume) -> list[BlockHeader]:
+        """Of a view nothing is: its owner is not asked what lies there."""
+        return [] if self._announcer.is_silent(volume.descriptor.id) else volume.live_headers()
 
     def _open(self, descriptor: VolumeDescriptor) -> Volume:
         # Made anew in the folder of a file system that is not mounted, it would fill another one.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -22,6 +23,7 @@ from storage_agent.data_wire import (
     LOCATED_MAX,
     BorrowReply,
     BorrowRequest,
+    DoneReply,
     ListRequest,
     LocateReply,
     LocateRequest,
@@ -41,6 +43,7 @@ from storage_agent.errors import (
     TransferError,
     VolumeError,
 )
+from storage_agent.fifo_lock import FifoLock
 from storage_agent.kinds import Opening, VolumeKind
 from storage_agent.loans import WINDOW_BYTES_MIN, draw_mark, parts_that_fit, place_block, pulled_blocks
 from storage_agent.nixl_window import NixlWindow
@@ -51,6 +54,8 @@ from storage_agent.volume import Accept, ReadResult
 BATCH_SLOTS = 256
 ABSENT_S = 2.0
 """For so long after its agent did not answer, a volume fails at once, so that gets do not wait for it each time."""
+STAT_S = 2.0
+"""Longest wait for the owner's stat: whoever looks at all volumes is not kept by one."""
 
 
 class RemoteOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,11 +73,27 @@ class RemoteVolume:
     Its `retired_total` counts what was deleted from here alone.
     """
 
-    def __init__(self, descriptor: VolumeDescriptor, volume: str, agent: AgentClient, *, deadline_s: float) -> None:
-        """Owns `agent`. Raises `VolumeError`: nobody answers, no such volume there, or it takes smaller blocks."""
+    def __init__(
+        self,
+        descriptor: VolumeDescriptor,
+        volume: str,
+        connect: Callable[[float], AgentClient],
+        *,
+        timeout_s: float,
+        deadline_s: float,
+    ) -> None:
+        """`connect`: a client of the owner that waits so many seconds for each answer.
+
+        Raises `VolumeError`: nobody answers, no such volume there, or it takes smaller blocks.
+        """
         self.descriptor = descriptor
         self._volume = volume
-        self._agent = agent
+        self._connect = connect
+        self._timeout_s = timeout_s
+        self._agent = connect(timeout_s)
+        self._looking = connect(min(timeout_s, STAT_S))
+        """Never behind a batch of blocks, so that a stat is answered while the owner does not move bytes."""
+        self._turn = FifoLock()
         self._absent_until_s = 0.0
         self._degraded = ""
         self._corrupt_total = 0
@@ -89,7 +110,11 @@ class RemoteVolume:
                 )
             self._window = NixlWindow(f"volume {descriptor.id}", window_bytes, deadline_s=deadline_s)
         except (AgentUnreachable, CommandRefused, TransferError) as error:
+            self._close_clients()
             raise VolumeError(f"volume {descriptor.id!r} cannot be used: {error}") from error
+        except VolumeError:
+            self._close_clients()
+            raise
 
     @property
     def batch_slots(self) -> int:
@@ -121,7 +146,7 @@ class RemoteVolume:
         return header_from_wire(found) if found is not None else None
 
     def stat(self) -> VolumeStat:
-        """See `Volume.stat`; bytes and seconds are those moved from here."""
+        """See `Volume.stat`; bytes and seconds are those moved from here. Answered within `STAT_S`."""
         try:
             there = self._owner_stat()
         except (AgentUnreachable, CommandRefused) as error:
@@ -186,11 +211,13 @@ class RemoteVolume:
 
     def scrub(self) -> ScrubReport:
         """See `Volume.scrub`: the owner reads. Raises `StorageAgentError` where it does not answer."""
-        return self._agent.scrub(uuid.uuid4().hex, self._volume)
+        with self._connect(self._timeout_s) as owner:  # it takes long: gets do not wait for it
+            return owner.scrub(uuid.uuid4().hex, self._volume)
 
     def compact(self) -> int:
         """See `Volume.compact`: the owner does it. Raises `StorageAgentError` where it does not answer."""
-        return self._agent.compact(uuid.uuid4().hex, self._volume).freed_bytes
+        with self._connect(self._timeout_s) as owner:
+            return owner.compact(uuid.uuid4().hex, self._volume).freed_bytes
 
     def resize(self, capacity_blocks: int) -> VolumeStat:
         """Raises `VolumeError`: the owner alone can."""
@@ -202,7 +229,11 @@ class RemoteVolume:
     def close(self) -> None:
         """See `Volume.close`."""
         self._window.close()
+        self._close_clients()
+
+    def _close_clients(self) -> None:
         self._agent.close()
+        self._looking.close()
 
     # Put
 
@@ -282,7 +313,7 @@ class RemoteVolume:
                     self._pull(reply, places, memory, first, accept, results)
             finally:
                 if reply.loan:
-                    self._agent.ask_only(ReturnRequest(reply.loan))
+                    self._return(reply.loan)
             self._read_bytes_total += sum(r.outcome.payload_bytes for r in results.values() if r.header is not None)
             self._read_seconds_total += time.monotonic() - started
             self._corrupt_total += sum(r.outcome.result is Result.CORRUPT for r in results.values())
@@ -313,10 +344,24 @@ class RemoteVolume:
 
     # The owner
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether something waits for the owner now, a look at its figures apart."""
+        return self._turn.is_held
+
+    def _return(self, loan: int) -> None:
+        """The owner finds out by itself where it does not hear of it."""
+        with suppress(AgentUnreachable, CommandRefused), self._owner() as owner:
+            owner.ask(ReturnRequest(loan), DoneReply)
+
     def _owner_stat(self) -> VolumeStat:
         """Raises as `_owner`."""
-        with self._owner() as owner:
-            stat = owner.stat()
+        self._require_present()
+        try:
+            stat = self._looking.stat()
+        except AgentUnreachable:
+            self._absent_until_s = time.monotonic() + ABSENT_S
+            raise
         for found in stat.volumes:
             if found.descriptor.id == self._volume:
                 return found
@@ -324,14 +369,19 @@ class RemoteVolume:
 
     @contextmanager
     def _owner(self) -> Iterator[AgentClient]:
-        """To ask something. Raises `AgentUnreachable`, at once where it was so a moment ago; `CommandRefused`."""
+        """To ask something, one after another. Raises `CommandRefused`, and `AgentUnreachable`: at once where it was so
+        a moment ago, for those that waited behind who found out as well."""
+        with self._turn:
+            self._require_present()
+            try:
+                yield self._agent
+            except AgentUnreachable:
+                self._absent_until_s = time.monotonic() + ABSENT_S
+                raise
+
+    def _require_present(self) -> None:
         if time.monotonic() < self._absent_until_s:
             raise AgentUnreachable(f"the agent at {self._agent.command_url} did not answer; it is asked again soon")
-        try:
-            yield self._agent
-        except AgentUnreachable:
-            self._absent_until_s = time.monotonic() + ABSENT_S
-            raise
 
     def _degrade(self, error: StorageAgentError) -> None:
         self._degraded = self._degraded or str(error)
@@ -373,12 +423,13 @@ def _open(opening: Opening) -> RemoteVolume:
         credentials = load_credentials(endpoint.credentials_file)
     except TransportError as error:
         raise VolumeError(f"volume {name!r}: {error}") from error
-    agent = AgentClient(endpoint.url, options.timeout_s, credentials)
-    try:
-        return RemoteVolume(opening.descriptor, options.volume or name, agent, deadline_s=opening.deadline_s)
-    except VolumeError:
-        agent.close()
-        raise
+    return RemoteVolume(
+        opening.descriptor,
+        options.volume or name,
+        partial(AgentClient, endpoint.url, credentials=credentials),
+        timeout_s=options.timeout_s,
+        deadline_s=opening.deadline_s,
+    )
 
 
 KIND = VolumeKind(options=RemoteOptions, open=_open, path="none", is_view=True)

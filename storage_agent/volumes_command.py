@@ -10,9 +10,9 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from event_plane.console import table_console
 from storage_agent.agent import StorageAgent
 from storage_agent.client import AgentClient
 from storage_agent.config import AgentSettings, load_settings, scan_volumes, was_closed_in_order
@@ -54,10 +54,11 @@ def ls(config: Config = None, command_url: CommandUrl = "") -> None:
         table.add_column(column)
     for column in ("blocks", "free", "GB"):
         table.add_column(column, justify="right")
-    for volume in stat.volumes:
+    for volume in (*stat.volumes, *stat.views):
         facts = volume.descriptor
+        state = volume.degraded or ("serves, of another agent" if volume in stat.views else "serves")
         table.add_row(
-            facts.id, facts.kind, f"G{facts.tier}", str(facts.speed_rank), volume.mode, volume.degraded or "serves",
+            facts.id, facts.kind, f"G{facts.tier}", str(facts.speed_rank), volume.mode, state,
             f"{volume.blocks:,}", f"{volume.slots_free:,}", f"{volume.payload_bytes / 1e9:,.3f}",
         )  # fmt: skip
     _show(table, f"GPU-direct storage: {stat.gpu_direct or 'not said'}")
@@ -226,10 +227,11 @@ def _client(settings: AgentSettings | None, command_url: str) -> AgentClient:
 
 
 def _volume_of(stat: AgentStat, name: str) -> VolumeStat:
-    for volume in stat.volumes:
+    volumes = [*stat.volumes, *stat.views]
+    for volume in volumes:
         if volume.descriptor.id == name:
             return volume
-    known = ", ".join(sorted(volume.descriptor.id for volume in stat.volumes))
+    known = ", ".join(sorted(volume.descriptor.id for volume in volumes))
     raise ConfigError(f"agent {stat.agent} has no volume {name!r}; it has {known or 'none'}")
 
 
@@ -248,7 +250,7 @@ def _rate(total_bytes: int, seconds: float) -> str:
 
 
 def _show(table: Table, *lines: str) -> None:
-    console = Console(markup=False)
+    console = table_console()
     console.print(table)
     for line in lines:
         console.print(line, soft_wrap=True)

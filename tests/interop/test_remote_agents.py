@@ -9,10 +9,13 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from event_plane import wire
 from event_plane.connect import open_publisher, open_subscriber
@@ -28,8 +31,10 @@ from storage_agent.endpoints import Endpoint
 from storage_agent.errors import CommandRefused, CorruptBlock, VolumeError
 from storage_agent.nixl_window import NixlWindow
 from storage_agent.port import BlockKey, PutBlock, Result
+from storage_agent.remote_volume import RemoteVolume
 from storage_agent.service import AgentService
 from storage_agent.shards import Axis, BlockLayout, Shard, ShardSpan
+from storage_agent.volumes_command import app
 from tests.nats_server import nats_server
 from tests.ports import free_ports
 
@@ -112,7 +117,7 @@ class Pair:
             capacity_blocks=CAPACITY,
             block_bytes_max=BLOCK_BYTES,
             speed_rank=5,
-            options={"endpoint": "peer", "timeout_s": 1.0},
+            options={"endpoint": "peer", "timeout_s": 2.0},
         )
 
     def told_of(self) -> set[str]:
@@ -192,6 +197,46 @@ def test_a_stopped_owner_fails_gets_by_our_deadline_and_others_are_served(
     os.kill(pair.owner.pid, signal.SIGCONT)
     until_hit(pair.agent, 1)
     assert get(pair.agent, 1)[1] == [payload(1)]
+
+
+def test_a_stopped_owner_keeps_neither_commands_nor_stats_waiting(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_volume, "STAT_S", 0.3)
+    pair.agent.put("shared", [block(1)])
+    pair.agent.put("near", [block(2)])
+    pair.agent.unregister_volume("shared")
+    patient = {"endpoint": "peer", "timeout_s": 600.0}
+    pair.agent.register_volume(msgspec.structs.replace(pair.remote(), options=patient))
+    volume = next(each for each in pair.agent.volumes() if isinstance(each, RemoteVolume))
+    service = pair.stack.enter_context(AgentService(pair.agent, "tcp://127.0.0.1:*"))
+    client = pair.stack.enter_context(AgentClient(service.command_url, 60.0))
+    listed = CliRunner().invoke(app, ["ls", "--command-url", service.command_url]).stdout
+    assert "serves, of another agent" in next(line for line in listed.splitlines() if "shared" in line)
+    os.kill(pair.owner.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(get, pair.agent, 1)
+        while not volume.is_asking:
+            time.sleep(0.01)
+        (view,) = client.stat().views
+        assert "did not answer" in view.degraded
+        assert [o.result for o in client.delete("d", "near", [key(2)]).outcomes] == [Result.DELETED]
+        pair.agent.announce_snapshot()
+        assert [outcome.result for outcome in pair.agent.put("near", [block(3)])] == [Result.STORED]
+        assert not waiting.done()
+        os.kill(pair.owner.pid, signal.SIGCONT)
+        assert waiting.result()[0] == [Result.HIT]
+
+
+def test_an_id_that_was_a_view_is_told_of_when_it_is_a_volume_of_ones_own(pair: Pair) -> None:
+    pair.agent.unregister_volume("shared")
+    own = VolumeDescriptor(
+        id="shared", path=str(pair.folder / "own.slab"), capacity_blocks=4, block_bytes_max=BLOCK_BYTES
+    )
+    pair.agent.register_volume(own)
+    pair.agent.put("shared", [block(1)])
+    assert [volume.descriptor.id for volume in pair.agent.stat().volumes] == ["near", "shared"]
+    assert pair.told_of() == {"shared"}
 
 
 def test_a_killed_owner_fails_gets_and_is_found_again_when_it_is_back(
