@@ -6,7 +6,7 @@ With `lo` and `hi` the halves of a word, and k, k' two keys of its place in the 
     s  = Σ ((lo + k.lo) mod 2^32) × ((hi + k.hi) mod 2^32)  mod 2^64        NH of UMAC (Black et al., CRYPTO 1999)
     s' = the same sum with the keys k'
     v  = mix(s xor mix(s' + (j + 1) × G))                                   j: the chunk's number; mix: a bijection
-    checksum = mix(length × C) + Σ v over all chunks                        mod 2^64
+    checksum = mix((length + 1) × C) + Σ v over all chunks                        mod 2^64
 
 Every sum is of independent terms in any order, so threads of a GPU share it, and no carry runs along the block.
 
@@ -58,7 +58,7 @@ def mix(word: int) -> int:
 
 def length_term(length_bytes: int) -> int:
     """What the length adds to the checksum, 0 to 2^64 - 1."""
-    return mix(length_bytes * LENGTH_MULTIPLIER & MASK64)
+    return mix((length_bytes + 1) * LENGTH_MULTIPLIER & MASK64)
 
 
 @cache

@@ -41,7 +41,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 
 def interpreted(patch: pytest.MonkeyPatch) -> ModuleType:
-    """`kernels.triton_launch` for tensors on the CPU."""
+    """`kernels.triton_launch` for tensors on the CPU. Works only if nothing imported Triton before to compile."""
     patch.setenv("TRITON_INTERPRET", "1")
     pytest.importorskip("triton")
     from triton.runtime import interpreter
