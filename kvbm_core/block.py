@@ -101,6 +101,8 @@ class Slot:
     first_copy: Slot | None = None
     """Of a second copy the slot that its key is registered for, which it keeps from being evicted."""
     was_matched: bool = False
+    is_forgotten: bool = False
+    """Registered, but nobody finds it any more; its last guard resets it."""
     registered_order: int = 0
     """Rises with every registration in the pool."""
     priority: int = PRIORITY_DEFAULT
@@ -122,7 +124,7 @@ class Slot:
         """Forget what lay in it; the state is the caller's."""
         self.salt = self.tokens = self.identity = self.first_copy = None
         self.filled_tokens = self.references = 0
-        self.was_matched = False
+        self.was_matched = self.is_forgotten = False
         self.priority = PRIORITY_DEFAULT
 
 

@@ -148,6 +148,8 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     offload_queue_blocks: int = 4_096
     offload_blocks_per_iteration: int = 0
     """Waiting blocks that begin to leave the device by themselves when an iteration ends; 0: only when told to."""
+    verify_copies: bool = True
+    """Whether a copy between device and host is registered only if its checksum is right. It reads the bytes again."""
     transfer_blocks: int = 32
     """Blocks of one batch: one copy, or one call to the storage agent."""
     transfers: dict[TransferPath, PathLimits] = {}

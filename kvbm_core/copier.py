@@ -1,4 +1,4 @@
-"""Copies between two of the core's memories."""
+"""Copies between two of the core's memories, held to checksums."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 
+from event_plane.schema import Tier
 from kvbm_core.accounting import Accounts
 from kvbm_core.block import PRIORITY_DEFAULT, ImmutableBlock
 from kvbm_core.copies import copy_blocks
@@ -13,38 +14,63 @@ from kvbm_core.errors import PoolExhaustedError
 from kvbm_core.paths import TransferPath
 from kvbm_core.tier_pool import TierPool
 from kvbm_core.transfer import BlockOutcome, BlockTransfer
+from kvbm_core.verification import BlockSums
 
 COPY_FAILED = "copy_failed"
 """The device or its memory refused; the detail says how."""
+WRONG_BYTES = "wrong_bytes"
+"""What was copied does not read as it should. It is registered nowhere, and a host block is forgotten."""
 
 
 class Copier:
-    """One direction between two memories. Thread-safe."""
+    """One direction between the device and near memory, which is the host's or the staging buffer. Thread-safe."""
 
-    def __init__(self, path: TransferPath, source: TierPool, target: TierPool, accounts: Accounts) -> None:
+    def __init__(
+        self, path: TransferPath, source: TierPool, target: TierPool, accounts: Accounts, sums: BlockSums | None
+    ) -> None:
+        """`sums`: of the near memory; None where copies are not verified."""
         self.path = path
         self.source = source
         self.target = target
         self._accounts = accounts
+        self._sums = sums
 
     def copy(self, batch: Sequence[BlockTransfer]) -> list[BlockOutcome]:
         """Copy whole blocks into their targets, or into blocks that the target pool gives, and register them there.
 
-        One outcome each, in order. A target that was not written comes back in it.
+        One outcome each, in order. A target that was not written well comes back in it.
         """
         no_room = self._give_targets(batch)
         moving = [transfer for transfer in batch if transfer.target is not None]
         failure = self._copy(moving)
-        registered = iter([] if failure else self._register(moving))
+        right = [] if failure else self.right(moving)
+        registered = iter(self._register([each for each, is_right in zip(moving, right, strict=False) if is_right]))
+        verdicts = iter(right)
         outcomes = []
         for transfer in batch:
             if transfer.target is None:
                 outcomes.append(self._failed(transfer, f"{self.target.name}_exhausted", no_room))
             elif failure:
-                outcomes.append(self._failed(transfer, COPY_FAILED, failure)._replace(unused=transfer.target))
-            else:
+                outcomes.append(self._failed(transfer, COPY_FAILED, failure))
+            elif next(verdicts):
                 outcomes.append(BlockOutcome(transfer.identity, next(registered)))
+            else:
+                outcomes.append(self._failed(transfer, WRONG_BYTES, "its checksum is not the one it came in with"))
         return outcomes
+
+    def right(self, batch: Sequence[BlockTransfer]) -> list[bool]:
+        """Which of the copied blocks read as they should. A host block that does not is forgotten."""
+        if self._sums is None or not batch:
+            return [True] * len(batch)
+        sources = [transfer.source_index for transfer in batch]
+        targets = [transfer.target_index for transfer in batch]
+        if self.source.storage.tier is Tier.G1:
+            return list(map(bool, self._sums.take_copies(self.source.storage, sources, targets)))
+        right = list(map(bool, self._sums.check_copies(sources, self.target.storage, targets)))
+        for transfer, is_right in zip(batch, right, strict=True):
+            if not is_right and isinstance(transfer.source, ImmutableBlock):
+                self.source.pool.forget(transfer.source)
+        return right
 
     def copy_layer(self, batch: Sequence[BlockTransfer], layer: int) -> list[BlockOutcome]:
         """Copy one layer of blocks into their targets, and register nothing."""
@@ -106,7 +132,7 @@ class Copier:
 
     def _failed(self, transfer: BlockTransfer, reason: str, detail: str) -> BlockOutcome:
         self._accounts.failed(self.path, reason)
-        return BlockOutcome(transfer.identity, reason=reason, detail=detail)
+        return BlockOutcome(transfer.identity, reason=reason, detail=detail, unused=transfer.target)
 
 
 def _priority(transfer: BlockTransfer) -> int:

@@ -22,7 +22,7 @@ def copy_blocks(
 
     The layouts may differ in all but a block's extents and dtype. Raises `RuntimeError` where a device fails.
     """
-    if layer is None and _are_alike(source, target):
+    if layer is None and are_alike(source, target):
         _copy(source.tensor, from_blocks, target.tensor, to_blocks)
     else:
         for each in range(source.layout.layers) if layer is None else (layer,):
@@ -32,7 +32,7 @@ def copy_blocks(
             torch.cuda.current_stream(device).synchronize()
 
 
-def _are_alike(source: TensorStorage, target: TensorStorage) -> bool:
+def are_alike(source: TensorStorage, target: TensorStorage) -> bool:
     """Whether a block's elements follow each other in one order on both sides."""
     layouts = source.layout, target.layout
     return all(isinstance(each, FullyContiguousLayout) for each in layouts) and layouts[0].order == layouts[1].order

@@ -22,6 +22,7 @@ from kvbm_core.identity import BlockIdentity
 from kvbm_core.paths import TransferPath
 from kvbm_core.tier_pool import TierPool
 from kvbm_core.transfer import BEHIND_A_MISS, BlockOutcome, BlockTransfer
+from kvbm_core.verification import BlockSums
 from kvbm_core.volume_view import VolumeView
 from storage_agent.errors import StorageAgentError
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result, StoragePort
@@ -188,8 +189,9 @@ class LoadLane:
         on_batch: OnBatch,
         *,
         keeps: bool,
+        sums: BlockSums | None,
     ) -> None:
-        """`keeps`: the near memory is the host tier. Raises `AssertionError` for a path that would keep nothing."""
+        """`keeps`: the near memory is the host tier. `sums`: of the near memory, where copies are verified."""
         assert keeps or to_device is not None, "what is loaded must stay somewhere"
         self._path = path
         self._near = near
@@ -197,6 +199,7 @@ class LoadLane:
         self._volumes = volumes
         self._on_batch = on_batch
         self._keeps = keeps
+        self._sums = sums
 
     def run(self, batch: Sequence[BlockTransfer]) -> list[BlockOutcome]:
         """See `transfer.Lane.run`. `place` is the volume that gave the block."""
@@ -241,6 +244,8 @@ class LoadLane:
 
     def _keep(self, identities: Sequence[BlockIdentity], places: Sequence[MutableBlock]) -> Sequence[Guard]:
         """The blocks as the next step reads them: registered in the host tier, or as they lie in the buffer."""
+        if self._sums is not None and places:
+            self._sums.take([place.index for place in places])
         if not self._keeps:
             return places
         pool = self._near.pool

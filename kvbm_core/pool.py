@@ -253,6 +253,18 @@ class BlockPool:
             slot = self._registry.find(key)
             return None if slot is None else BlockPlace(slot.index, slot.references, slot.priority)
 
+    def forget(self, block: ImmutableBlock) -> None:
+        """Let nobody find a block again whose bytes have turned out wrong; its last guard resets it.
+
+        Of the first copy of its key only: a second one is found by nobody.
+        """
+        with self.lock:
+            slot = block.held()
+            identity = slot.identity
+            if identity is not None and self._registry.find(identity.key) is slot:
+                self._registry.drop(identity)
+                slot.is_forgotten = True
+
     def registered_keys(self) -> list[BlockKey]:
         """Every registered key."""
         with self.lock:
@@ -351,7 +363,9 @@ class BlockPool:
         if slot.references:
             return
         first = slot.first_copy
-        if first is None:
+        if slot.is_forgotten:
+            self._make_reset(slot, _EVICT)
+        elif first is None:
             self._inactive.insert(slot)
             if self.hooks.listeners:
                 self.note(LifeStep.INACTIVE, slot)

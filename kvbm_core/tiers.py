@@ -22,6 +22,7 @@ from kvbm_core.reuse import reuse_order
 from kvbm_core.storage import TensorStorage, open_device, open_host, open_staging
 from kvbm_core.tier_pool import TierPool
 from kvbm_core.transfer import Lane, LaneLimits
+from kvbm_core.verification import BlockSums
 from kvbm_core.volume_view import VolumeView
 from storage_agent.port import BlockKey, Result, StoragePort
 
@@ -66,9 +67,10 @@ def build_lanes(
     near = tiers.host or tiers.staging
     if near is None:
         return {}
-    to_device = Copier(TransferPath.HOST_TO_DEVICE, near, tiers.device, accounts)
+    sums = BlockSums(near.storage) if config.verify_copies else None
+    to_device = Copier(TransferPath.HOST_TO_DEVICE, near, tiers.device, accounts, sums)
     if tiers.host is not None:
-        to_host = Copier(TransferPath.DEVICE_TO_HOST, tiers.device, tiers.host, accounts)
+        to_host = Copier(TransferPath.DEVICE_TO_HOST, tiers.device, tiers.host, accounts, sums)
         lanes[TransferPath.DEVICE_TO_HOST] = CopyLane(to_host, on_batch)
         lanes[TransferPath.HOST_TO_DEVICE] = CopyLane(to_device, on_batch)
     if storage is not None:
@@ -84,6 +86,7 @@ def build_lanes(
                 volumes,
                 on_batch,
                 keeps=tiers.host is not None,
+                sums=sums,
             )
     return {path: (lane, _limits(path, config, tiers, len(lanes))) for path, lane in lanes.items()}
 
