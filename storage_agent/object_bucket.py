@@ -155,7 +155,9 @@ class Bucket:
             raise self._failed(f"list {folder}", error) from error
 
     def _failed(self, tried: str, error: BaseError) -> TransferError:
-        reason = " ".join(str(error).split("\n\nDebug source")[0].split())[:_REASON_CHARACTERS_MAX]
+        # "… Error performing PUT URL in 0.3s, after 2 retries, … - status code: 500 …": what it says is at the end.
+        said = " ".join(str(error).split("\n\nDebug source")[0].split())
+        reason = said.split(" - ", 1)[-1][:_REASON_CHARACTERS_MAX]
         return TransferError(f"{self._what} does not {tried}: {type(error).__name__}: {reason}")
 
 

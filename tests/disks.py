@@ -1,10 +1,12 @@
-"""Disks that end: a small file system of its own, and a limit on the size of a file."""
+"""Disks that end or go away: small file systems of their own, and a limit on the size of a file."""
 
 from __future__ import annotations
 
+import os
 import resource
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +27,7 @@ def disk_of(folder: Path, size_mib: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)  # a test that fails may have files open
 
 
 @contextmanager
@@ -37,3 +39,39 @@ def file_size_limit(limit_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, former)
+
+
+@contextmanager
+def loop_mount(folder: Path) -> Iterator[tuple[Path, Callable[[], object], Callable[[], object]]]:
+    """An ext4 of 32 MiB, mounted, and how to mount and unmount it while it is in use. An error makes it read-only."""
+    image, disk = folder / "image", folder / "mounted"
+    disk.mkdir()
+    image.touch()
+    os.truncate(image, 32 << 20)
+    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
+        pytest.skip("a file system on a loop device needs root and mkfs.ext4")
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    mount = ["mount", "-o", "loop,errors=remount-ro", image, disk]
+    made = subprocess.run(mount, check=False, capture_output=True)
+    if made.returncode != 0:
+        pytest.skip(f"no loop mount here: {made.stderr.decode().strip()}")
+    unmount = ["umount", "--lazy", disk]
+    try:
+        yield disk, lambda: subprocess.run(mount, check=True), lambda: subprocess.run(unmount, check=True)
+    finally:
+        subprocess.run(unmount, check=False, capture_output=True)
+
+
+@contextmanager
+def loop_device(image: Path) -> Iterator[Path]:
+    """A block device of the file `image`; where the file is cut, reading answers EIO."""
+    made = subprocess.run(
+        ["losetup", "--find", "--show", "--direct-io=on", image], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"no loop device can be had here: {made.stderr.strip()}")
+    device = Path(made.stdout.strip())
+    try:
+        yield device
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)

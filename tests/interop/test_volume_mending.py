@@ -5,83 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from event_plane import wire
-from event_plane.connect import open_publisher, open_subscriber
-from event_plane.schema import EventType, Namespace, producer_id
-from event_plane.transport import Message
-from storage_agent.agent import StorageAgent
-from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import VolumeError
 from storage_agent.kinds import prepare
-from storage_agent.port import BlockKey, PutBlock, Result, VolumeStat
+from storage_agent.port import PutBlock, Result
 from tests.contract.transports import wait_for
-
-NAMESPACE = Namespace(tenant="mend")
-BLOCK_BYTES = 30_000
-CAPACITY = 64
-
-
-def key(number: int) -> BlockKey:
-    return BlockKey(NAMESPACE.namespace_id, 0, number + 1)
-
-
-def block(number: int) -> PutBlock:
-    return PutBlock(key(number), NAMESPACE, memoryview(b"%06d" % number * (BLOCK_BYTES // 6)), depth=number)
-
-
-class Watched:
-    """An agent that mends ten times a second, and what it told of."""
-
-    def __init__(self, folder: Path) -> None:
-        plane = f"memory://{uuid.uuid4().hex}"
-        self._subscriber = open_subscriber("agent", plane)
-        self._publisher = open_publisher(plane, producer=producer_id("a"), flush_interval_s=60.0)
-        self.agent = StorageAgent("a", publisher=self._publisher, allowed_roots=[folder], mend_interval_s=0.1)
-        self._held: dict[str, set[int]] = {}
-        self.agent.register_volume(
-            VolumeDescriptor(id="other", kind="memory", capacity_blocks=8, block_bytes_max=BLOCK_BYTES, speed_rank=9)
-        )
-
-    def put(self, *numbers: int, volume: str = "v") -> list[Result]:
-        return [outcome.result for outcome in self.agent.put(volume, [block(n) for n in numbers])]
-
-    def get(self, *numbers: int) -> list[Result]:
-        buffers = [memoryview(bytearray(BLOCK_BYTES)) for _ in numbers]
-        outcomes = self.agent.get([key(n) for n in numbers], buffers)
-        for number, outcome, buffer in zip(numbers, outcomes, buffers, strict=True):
-            assert outcome.result is not Result.HIT or buffer == block(number).payload
-        return [outcome.result for outcome in outcomes]
-
-    def stat(self, volume: str = "v") -> VolumeStat:
-        return next(each for each in self.agent.stat().volumes if each.descriptor.id == volume)
-
-    def told(self, volume: str = "v") -> set[int]:
-        """Blocks that a subscriber takes to be there."""
-        self._publisher.flush()
-        while messages := self._subscriber.receive(64):
-            for message in messages:
-                if isinstance(message, Message):
-                    batch = wire.decode(message.payload)
-                    for row in batch.records:
-                        held = self._held.setdefault(batch.locations[int(row["storage_location"])], set())
-                        if row["event_type"] == int(EventType.STORE):
-                            held.add(int(row["sequence_hash_lo"]) - 1)
-                        elif row["event_type"] == int(EventType.REMOVE):
-                            held.discard(int(row["sequence_hash_lo"]) - 1)
-        return self._held.get(volume, set())
-
-    def close(self) -> None:
-        self.agent.close()
-        self._publisher.close()
-        self._subscriber.close()
+from tests.disks import loop_mount
+from tests.watched_agent import CAPACITY, NAMESPACE, Watched, block, descriptor, key
 
 
 @pytest.fixture
@@ -89,11 +25,6 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     made = Watched(tmp_path)
     yield made
     made.close()
-
-
-def descriptor(path: Path, **fields: object) -> VolumeDescriptor:
-    facts = {"id": "v", "path": str(path), "capacity_blocks": CAPACITY, "block_bytes_max": BLOCK_BYTES, **fields}
-    return VolumeDescriptor(**facts)  # type: ignore[arg-type]
 
 
 def test_a_file_that_is_unplugged_is_noticed_and_its_blocks_are_back_with_it(watched: Watched, tmp_path: Path) -> None:
@@ -204,27 +135,6 @@ def test_a_file_system_that_is_taken_away_and_mounted_again(watched: Watched, tm
         wait_for(lambda: watched.stat().degraded == "")
         assert watched.get(1, 3) == [Result.HIT] * 2
         watched.agent.unregister_volume("v", drain_s=5.0)
-
-
-@contextmanager
-def loop_mount(folder: Path) -> Iterator[tuple[Path, Callable[[], object], Callable[[], object]]]:
-    """A file system of its own, mounted, and how to mount and unmount it while it is in use."""
-    image, disk = folder / "image", folder / "mounted"
-    disk.mkdir()
-    image.touch()
-    os.truncate(image, 32 << 20)
-    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
-        pytest.skip("a file system on a loop device needs root and mkfs.ext4")
-    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
-    mount = ["mount", "-o", "loop", image, disk]
-    made = subprocess.run(mount, check=False, capture_output=True)
-    if made.returncode != 0:
-        pytest.skip(f"no loop mount here: {made.stderr.decode().strip()}")
-    unmount = ["umount", "--lazy", disk]
-    try:
-        yield disk, lambda: subprocess.run(mount, check=True), lambda: subprocess.run(unmount, check=True)
-    finally:
-        subprocess.run(unmount, check=False, capture_output=True)
 
 
 def test_a_slow_device_costs_its_deadline_and_the_slots_are_whole_after_the_next_opening(tmp_path: Path) -> None:
