@@ -44,13 +44,19 @@ class Trigger(StrEnum):
     REGISTER = "register"
     RESET = "reset"
     """Given up before registration: aborted, invalidated, failed, or a duplicate that is not kept."""
-    DEDUPLICATE = "deduplicate"
-    """The last guard of a second copy was dropped; the first is still there."""
+    DISCARD = "discard"
+    """The last guard of a block that nobody can find was dropped: a second copy, or one that was forgotten."""
     EVICT = "evict"
     """An inactive block's memory is wanted for another."""
 
     __hash__ = str.__hash__
 
+
+# Python 3.11 finds an enum's member by way of Python code, which every block would pay for.
+_COMMIT = Trigger.COMMIT
+_FILL = Trigger.FILL
+_INIT_SEQUENCE = Trigger.INIT_SEQUENCE
+_RESET = Trigger.RESET
 
 TRANSITIONS: dict[BlockState, dict[Trigger, BlockState]] = {
     BlockState.RESET: {Trigger.INIT_SEQUENCE: BlockState.PARTIAL, Trigger.RESET: BlockState.RESET},
@@ -60,7 +66,7 @@ TRANSITIONS: dict[BlockState, dict[Trigger, BlockState]] = {
         Trigger.RESET: BlockState.RESET,
     },
     BlockState.COMPLETE: {Trigger.REGISTER: BlockState.REGISTERED, Trigger.RESET: BlockState.RESET},
-    BlockState.REGISTERED: {Trigger.DEDUPLICATE: BlockState.RESET, Trigger.EVICT: BlockState.RESET},
+    BlockState.REGISTERED: {Trigger.DISCARD: BlockState.RESET, Trigger.EVICT: BlockState.RESET},
 }
 
 
@@ -98,11 +104,11 @@ class Slot:
     identity: BlockIdentity | None = None
     references: int = 0
     """What holds it while it is registered, guards and second copies; 0 means inactive."""
+    is_listed: bool = False
+    """Whether its key finds it; not of a second copy, nor of a block that was forgotten."""
     first_copy: Slot | None = None
-    """Of a second copy the slot that its key is registered for, which it keeps from being evicted."""
+    """Of a second copy the slot that its key finds, which it keeps from being evicted."""
     was_matched: bool = False
-    is_forgotten: bool = False
-    """Registered, but nobody finds it any more; its last guard resets it."""
     registered_order: int = 0
     """Rises with every registration in the pool."""
     priority: int = PRIORITY_DEFAULT
@@ -121,11 +127,9 @@ class Slot:
         self.identity = identity
 
     def empty(self) -> None:
-        """Forget what lay in it; the state is the caller's."""
-        self.salt = self.tokens = self.identity = self.first_copy = None
-        self.filled_tokens = self.references = 0
-        self.was_matched = self.is_forgotten = False
-        self.priority = PRIORITY_DEFAULT
+        """Forget what lay in it; the state is the caller's. What a registration sets anew stays as it is."""
+        self.identity = self.tokens = None
+        self.filled_tokens = 0
 
 
 class Pool(Protocol):
@@ -153,11 +157,12 @@ class Pool(Protocol):
 class Guard:
     """Holds a block, and gives it back exactly once: the pool's lock decides which of several threads does it."""
 
-    __slots__ = ("__weakref__", "_pool", "_slot", "holds")
+    __slots__ = ("__weakref__", "_pool", "holds", "slot")
 
     def __init__(self, pool: Pool, slot: Slot) -> None:
         self._pool = pool
-        self._slot = slot
+        self.slot = slot
+        """The block's, which may be another guard's by now; `held` is for everybody but the pool."""
         self.holds = True
         """Whether it still has its block. Ended by its pool, under the lock."""
 
@@ -166,7 +171,7 @@ class Guard:
         # collector runs in the middle of anything, a pool's step included.
         if self.holds:
             self.holds = False
-            self._pool.take_back_later(self._slot)
+            self._pool.take_back_later(self.slot)
 
     @property
     def index(self) -> int:
@@ -181,19 +186,16 @@ class Guard:
     def check_pool(self, pool: Pool) -> None:
         """Raises `BlockStateError` when the block is another pool's."""
         if self._pool is not pool:
-            raise BlockStateError(f"block {self._slot.index} is not of pool {pool.name}: give it to its own")
+            raise BlockStateError(f"block {self.slot.index} is not of pool {pool.name}: give it to its own")
 
-    def held_in(self, pool: Pool) -> Slot:
-        """The block's slot. Raises `BlockStateError` once released, or when the block is another pool's."""
-        self.check_pool(pool)
-        return self.held()
-
-    def held(self) -> Slot:
-        """The block's slot. Raises `BlockStateError` once released."""
+    def held(self, pool: Pool | None = None) -> Slot:
+        """The block's slot. Raises `BlockStateError` once released, or when the block is another pool's than `pool`."""
+        if pool is not None and self._pool is not pool:
+            self.check_pool(pool)
         if not self.holds:
             guard = type(self).__name__
-            raise BlockStateError(f"{guard} of block {self._slot.index} was released: allocate or match again")
-        return self._slot
+            raise BlockStateError(f"{guard} of block {self.slot.index} was released: allocate or match again")
+        return self.slot
 
     def __enter__(self) -> Self:
         return self
@@ -227,10 +229,11 @@ class MutableBlock(Guard):
             raise ValueError(f"salt {salt} is no u64: take it from KvbmConfig.salt_of()")
         with self._pool.lock:
             slot = self.held()
-            slot.step(Trigger.INIT_SEQUENCE)
+            slot.step(_INIT_SEQUENCE)
             slot.salt = salt
             slot.tokens = None if salt is None else bytearray()
-            self._pool.note(LifeStep.INITIALISED, slot)
+            if self._pool.hooks.listeners:
+                self._pool.note(LifeStep.INITIALISED, slot)
         self._pool.hooks.tell()
 
     def fill(self, tokens: int) -> None:
@@ -272,7 +275,7 @@ class MutableBlock(Guard):
         pool = self._pool
         with pool.lock:
             slot = self.held()
-            state = next_state(slot.state, Trigger.COMMIT)
+            state = next_state(slot.state, _COMMIT)
             if slot.filled_tokens != pool.page_tokens:
                 raise BlockStateError(
                     f"block {slot.index} holds {slot.filled_tokens} of {pool.page_tokens} tokens: commit it when full"
@@ -282,7 +285,8 @@ class MutableBlock(Guard):
             slot.state = state
             slot.identity = identity
             slot.tokens = None
-            pool.note(LifeStep.COMMITTED, slot)
+            if pool.hooks.listeners:
+                pool.note(LifeStep.COMMITTED, slot)
         pool.hooks.tell()
         return CompleteBlock(pool, slot)
 
@@ -297,13 +301,14 @@ class MutableBlock(Guard):
         """Give up what was written and hold an empty block. Raises `BlockStateError` once released."""
         with self._pool.lock:
             slot = self.held()
-            slot.step(Trigger.RESET)
+            slot.step(_RESET)
             slot.empty()
-            self._pool.note(LifeStep.RESET, slot)
+            if self._pool.hooks.listeners:
+                self._pool.note(LifeStep.RESET, slot)
         self._pool.hooks.tell()
 
     def _fill(self, slot: Slot, tokens: int) -> None:
-        state = next_state(slot.state, Trigger.FILL)
+        state = next_state(slot.state, _FILL)
         free = self._pool.page_tokens - slot.filled_tokens
         if not 0 < tokens <= free:
             raise BlockStateError(f"block {slot.index} has room for {free} tokens, not {tokens}: fill the next block")
@@ -331,9 +336,10 @@ class CompleteBlock(Guard):
         pool = self._pool
         with pool.lock:
             slot = self.held()
-            slot.step(Trigger.RESET)
+            slot.step(_RESET)
             self.holds = False
-            pool.note(LifeStep.RESET, slot)
+            if pool.hooks.listeners:
+                pool.note(LifeStep.RESET, slot)
             slot.empty()
         pool.hooks.tell()
         return MutableBlock(pool, slot)

@@ -30,6 +30,8 @@ class LifeStep(StrEnum):
     """Its key was there before: it is a second copy, or is reset next where the pool rejects duplicates."""
     MATCHED = "matched"
     """A registered block was found and is held: by match, scan or acquire, or for a duplicate of it."""
+    FORGOTTEN = "forgotten"
+    """Its bytes turned out wrong: nobody finds it any more, and its last guard resets it."""
     RELEASED = "released"
     """A guard of it was let go."""
     INACTIVE = "inactive"
@@ -37,7 +39,7 @@ class LifeStep(StrEnum):
     EVICTED = "evicted"
     """Its memory is wanted for another block, or the whole pool was reset."""
     RESET = "reset"
-    """Its memory is empty: it was given up before registration, or a second copy was let go."""
+    """Its memory is empty: it was given up before registration, or was a second copy or forgotten."""
 
 
 class BlockStep(NamedTuple):

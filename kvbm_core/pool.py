@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from kvbm_core.block import (
     PRIORITY_DEFAULT,
+    TRANSITIONS,
     CompleteBlock,
     Guard,
     ImmutableBlock,
@@ -29,7 +30,7 @@ from kvbm_core.reuse import ReuseOrder
 from storage_agent.port import BlockKey
 
 # Python 3.11 finds an enum's member by way of Python code, which every block would pay for.
-_DEDUPLICATE = Trigger.DEDUPLICATE
+_DISCARD = Trigger.DISCARD
 _EVICT = Trigger.EVICT
 _INIT_SEQUENCE = Trigger.INIT_SEQUENCE
 _REGISTER = Trigger.REGISTER
@@ -133,7 +134,7 @@ class BlockPool:
                     f"pool {self.name} can give {there} of its {self.blocks} blocks, not {count}: "
                     f"release blocks, ask for fewer, or raise its size"
                 )
-            evicted = [self._evict_one() for _ in range(count - len(self._reset))]
+            evicted = self._evict(count - len(self._reset))
             slots = [self._reset.popleft() for _ in range(count)]
             self._counters.allocated += count
             self._note_all(LifeStep.ALLOCATED, slots)
@@ -169,9 +170,9 @@ class BlockPool:
         check_priority(priority)
         with self.lock:
             self._take_returned()
-            slot = block.held_in(self)
+            slot = block.held(self)
             block.holds = False
-            kept = self._register(slot, copied, priority)
+            (kept,) = self._register((slot,), copied, priority)
         self.hooks.tell()
         return ImmutableBlock(self, kept)
 
@@ -189,7 +190,7 @@ class BlockPool:
             slots = self._held(blocks)
             for block in blocks:
                 block.holds = False
-            kept = [self._register(slot, copied, priority) for slot in slots]
+            kept = self._register(slots, copied, priority)
         self.hooks.tell()
         return [ImmutableBlock(self, slot) for slot in kept]
 
@@ -230,8 +231,6 @@ class BlockPool:
             if slot is None:
                 return None
             self._reference(slot)
-            if self.hooks.listeners:
-                self.note(LifeStep.MATCHED, slot)
         self.hooks.tell()
         return ImmutableBlock(self, slot)
 
@@ -254,16 +253,17 @@ class BlockPool:
             return None if slot is None else BlockPlace(slot.index, slot.references, slot.priority)
 
     def forget(self, block: ImmutableBlock) -> None:
-        """Let nobody find a block again whose bytes have turned out wrong; its last guard resets it.
+        """Let nobody find a held block again whose bytes have turned out wrong; its last guard resets it.
 
-        Of the first copy of its key only: a second one is found by nobody.
+        A second copy is found by nobody anyway. Raises `BlockStateError` when the guard was released.
         """
         with self.lock:
-            slot = block.held()
-            identity = slot.identity
-            if identity is not None and self._registry.find(identity.key) is slot:
-                self._registry.drop(identity)
-                slot.is_forgotten = True
+            slot = block.held(self)
+            if slot.is_listed:
+                self._unlist(slot)
+                if self.hooks.listeners:
+                    self.note(LifeStep.FORGOTTEN, slot)
+        self.hooks.tell()
 
     def registered_keys(self) -> list[BlockKey]:
         """Every registered key."""
@@ -295,7 +295,7 @@ class BlockPool:
             active = self._occupancy().active
             if active:
                 raise BlockStateError(f"pool {self.name} has {active} blocks in use: release them, then reset it")
-            emptied = [self._unregister(self._inactive.pop()) for _ in range(len(self._inactive))]
+            emptied = [self._vacate(self._inactive.pop()) for _ in range(len(self._inactive))]
         self.hooks.tell()
         return emptied
 
@@ -309,17 +309,15 @@ class BlockPool:
                 guard.check_pool(self)
             for guard in guards:
                 if guard.holds:
-                    slot = guard.held()
                     guard.holds = False
-                    self._give_back(slot)
+                    self._give_back(guard.slot)
         self.hooks.tell()
 
     def take_back(self, guard: Guard) -> None:
         with self.lock:
             if guard.holds:
-                slot = guard.held()
                 guard.holds = False
-                self._give_back(slot)
+                self._give_back(guard.slot)
         self.hooks.tell()
 
     def take_back_later(self, slot: Slot) -> None:
@@ -340,7 +338,7 @@ class BlockPool:
 
     def _held(self, blocks: Sequence[Guard]) -> list[Slot]:
         """The slots of guards that are all this pool's, all held, and all different."""
-        slots = [block.held_in(self) for block in blocks]
+        slots = [block.held(self) for block in blocks]
         if len(set(slots)) < len(slots):
             raise BlockStateError(f"a block is given twice among {[slot.index for slot in slots]}: give each once")
         return slots
@@ -362,79 +360,98 @@ class BlockPool:
         slot.references -= 1
         if slot.references:
             return
-        first = slot.first_copy
-        if slot.is_forgotten:
-            self._make_reset(slot, _EVICT)
-        elif first is None:
+        if slot.is_listed:
             self._inactive.insert(slot)
             if self.hooks.listeners:
                 self.note(LifeStep.INACTIVE, slot)
-        else:
-            self._make_reset(slot, _DEDUPLICATE)
+            return
+        first = slot.first_copy
+        self._make_reset(slot, _DISCARD)
+        if first is not None:
             self._unreference(first)
 
     def _reference(self, slot: Slot) -> None:
         if not slot.references:
             self._inactive.remove(slot)
         slot.references += 1
+        if self.hooks.listeners:
+            self.note(LifeStep.MATCHED, slot)
 
     def _match(self, slot: Slot) -> None:
         self._reference(slot)
         slot.was_matched = True
         if self._inactive.counts_uses:
             self._inactive.used(slot)
-        if self.hooks.listeners:
-            self.note(LifeStep.MATCHED, slot)
 
-    def _register(self, slot: Slot, copied: bool, priority: int) -> Slot:
-        """Register one block, and return the slot that its guard is to hold."""
-        identity = slot.identity
-        assert identity is not None, "a complete block has an identity"
-        first = self._registry.add(identity, slot, copied)
-        if first is slot:
-            slot.step(_REGISTER)
+    def _register(self, slots: Sequence[Slot], copied: bool, priority: int) -> list[Slot]:
+        """Register blocks, and return the slots that their guards are to hold."""
+        kept = []
+        for slot in slots:
+            identity = slot.identity
+            assert identity is not None, "a complete block has an identity"
+            first = self._registry.add(identity, slot, copied)
+            if first is not slot:
+                kept.append(self._register_duplicate(slot, first, priority))
+                continue
+            slot.state = TRANSITIONS[slot.state][_REGISTER]
+            slot.references = 1
+            slot.is_listed = True
+            slot.first_copy = None
+            slot.was_matched = False
+            slot.priority = priority
             self._registrations += 1
             slot.registered_order = self._registrations
-            slot.references = 1
-            slot.priority = priority
             if self._inactive.counts_uses:
                 self._inactive.used(slot)
-            self._counters.registered += 1
             if self.hooks.listeners:
                 self.note(LifeStep.REGISTERED, slot)
-            return slot
+            kept.append(slot)
+            self._counters.registered += 1
+        return kept
+
+    def _register_duplicate(self, slot: Slot, first: Slot, priority: int) -> Slot:
         self._counters.duplicates += 1
         if self.hooks.listeners:
             self.note(LifeStep.DUPLICATE, slot)
         self._reference(first)
-        if self.hooks.listeners:
-            self.note(LifeStep.MATCHED, first)
         first.priority = max(first.priority, priority)
         if self._duplicates == "reject":
             self._make_reset(slot, _RESET)
             return first
         slot.step(_REGISTER)
-        slot.first_copy = first
         slot.references = 1
+        slot.is_listed = False
+        slot.first_copy = first
+        slot.priority = priority
         return slot
 
-    def _evict_one(self) -> BlockIdentity:
-        """Reset the inactive block that the reuse order names."""
-        slot = self._inactive.pop()
-        self._counters.evicted += 1
-        if not slot.was_matched:
-            self._counters.evicted_unmatched += 1
-        return self._unregister(slot)
+    def _evict(self, count: int) -> list[BlockIdentity]:
+        """Reset the inactive blocks that the reuse order names; none for a count of 0 or less."""
+        evicted = []
+        for _ in range(count):
+            slot = self._inactive.pop()
+            if not slot.was_matched:
+                self._counters.evicted_unmatched += 1
+            evicted.append(self._vacate(slot))
+        self._counters.evicted += len(evicted)
+        return evicted
 
-    def _unregister(self, slot: Slot) -> BlockIdentity:
-        identity = slot.identity
-        assert identity is not None, "an inactive block is registered"
-        self._registry.drop(identity)
+    def _vacate(self, slot: Slot) -> BlockIdentity:
+        """Reset a block that was inactive; what it was."""
+        identity = self._unlist(slot)
         self._make_reset(slot, _EVICT)
         return identity
 
+    def _unlist(self, slot: Slot) -> BlockIdentity:
+        """Let the key find nothing any more."""
+        identity = slot.identity
+        assert identity is not None, "a registered block has an identity"
+        self._registry.drop(identity)
+        slot.is_listed = False
+        return identity
+
     def _make_reset(self, slot: Slot, trigger: Trigger) -> None:
-        slot.step(trigger)
+        slot.state = TRANSITIONS[slot.state][trigger]
         if self.hooks.listeners:
             self.note(LifeStep.EVICTED if trigger is _EVICT else LifeStep.RESET, slot)
         slot.empty()

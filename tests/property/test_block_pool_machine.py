@@ -37,12 +37,13 @@ NEXT_PLACE: dict[LifeStep, dict[str, str]] = {
     LifeStep.INITIALISED: {"written": "written"},
     LifeStep.COMMITTED: {"written": "complete"},
     LifeStep.REGISTERED: {"complete": "active"},
-    LifeStep.DUPLICATE: {"complete": "second"},
+    LifeStep.DUPLICATE: {"complete": "unlisted"},
     LifeStep.MATCHED: {"active": "active", "inactive": "active"},
-    LifeStep.RELEASED: {"written": "returned", "complete": "returned", "active": "active", "second": "second"},
+    LifeStep.FORGOTTEN: {"active": "unlisted"},
+    LifeStep.RELEASED: {"written": "returned", "complete": "returned", "active": "active", "unlisted": "unlisted"},
     LifeStep.INACTIVE: {"active": "inactive"},
     LifeStep.EVICTED: {"inactive": "reset"},
-    LifeStep.RESET: {"written": "written", "complete": "written", "returned": "reset", "second": "reset"},
+    LifeStep.RESET: {"written": "written", "complete": "written", "returned": "reset", "unlisted": "reset"},
 }
 """What a step makes of a block that is in some place; anything else must not be told."""
 
@@ -145,8 +146,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def _held(self) -> set[int]:
         """Places that are in use: those of guards, and of the blocks that second copies hold."""
         guards = {guard.index for guard in (*self.mutable, *self.complete, *self.immutable)}
-        keys = [block.identity.key for block in self.immutable if block.is_second_copy]
-        return guards | {block.index for block in self.pool.scan(keys) if block is not None}
+        firsts = {block.held().first_copy for block in self.immutable}
+        return guards | {first.index for first in firsts if first is not None}
 
     @rule(count=st.integers(0, BLOCKS + 1))
     def allocate(self, count: int) -> None:
@@ -165,7 +166,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert all(block.state is BlockState.RESET and not block.filled_tokens for block in allocation.blocks)
         removed = [number for kind, number in self.events[len(before) :] if kind == "remove"]
         assert [identity.key.sequence_hash for identity in allocation.evicted] == removed
-        assert not {number_of(block) for block in self.immutable} & set(removed)
+        assert not {number_of(block) for block in self.immutable if block.held().is_listed} & set(removed)
         self.mutable += allocation.blocks
         self.registered.difference_update(removed)
 
@@ -293,6 +294,17 @@ class BlockPoolMachine(RuleBasedStateMachine):
             assert self.immutable[-1].priority == priority
 
     @rule(pick=picks)
+    def forget(self, pick: int) -> None:
+        if not self.immutable:
+            return
+        block = self.immutable[pick % len(self.immutable)]
+        is_found = block.held().is_listed
+        self.pool.forget(block)
+        if is_found:
+            self.registered.remove(number_of(block))
+        assert block.holds
+
+    @rule(pick=picks)
     def upgrade(self, pick: int) -> None:
         if not self.weak:
             return
@@ -363,7 +375,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert not set(writing) & {guard.index for guard in self.immutable}
         by_number: dict[int, set[int]] = {}
         for block in self.immutable:
-            if not block.is_second_copy:
+            if block.held().is_listed:
                 by_number.setdefault(number_of(block), set()).add(block.index)
         assert all(len(places) == 1 for places in by_number.values())
 

@@ -128,6 +128,28 @@ def test_a_duplicate_raises_the_priority_and_never_lowers_it() -> None:
     assert first.priority == 60
 
 
+def test_a_forgotten_block_is_found_no_more_and_reset_by_its_last_guard() -> None:
+    pool = pool_of(3, allow=True)
+    (first,) = registered(pool, 1)
+    (second,) = registered(pool, 1)
+    pool.forget(second)
+    assert numbers_of(pool.match(keys(1))) == [1]
+    pool.forget(first)
+    pool.forget(first)
+    assert pool.match(keys(1)) == []
+    assert first.identity == identity(1)
+    (again,) = registered(pool, 1)
+    assert again.index not in (first.index, second.index)
+    first.release()
+    assert pool.occupancy() == PoolOccupancy(active=3, inactive=0, reset=0)
+    second.release()
+    assert pool.occupancy() == PoolOccupancy(active=1, inactive=0, reset=2)
+    again.release()
+    with pytest.raises(BlockStateError, match="was released"):
+        pool.forget(again)
+    assert pool.reset() == [identity(1)]
+
+
 def test_a_whole_pool_is_reset_once_nobody_uses_it() -> None:
     pool = pool_of(3)
     held = registered(pool, 1, 2)
