@@ -393,10 +393,10 @@ def test_a_faulty_volume_of_objects_honours_their_time_to_live(seaweed: SeaweedS
         stored = {n for n in range(6) if volume.put([block(n)])[0].result is Result.STORED}
         assert stored
         deadline = time.monotonic() + 30
-        while held(volume) and time.monotonic() < deadline:
+        while not {header.key for header in told.freed} >= set(keys(*stored)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert held(volume) == set()
         assert {header.key for header in told.freed} >= set(keys(*stored))
+        assert held(volume) == set()
         assert volume.stat().descriptor.kind == "faulty"
 
 
