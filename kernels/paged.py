@@ -76,7 +76,10 @@ def block_indices(block_ids: BlockIds, pool: torch.Tensor) -> torch.Tensor:
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= blocks):
         bad = next(block_id for block_id in ids.tolist() if not 0 <= block_id < blocks)
         raise BlockIndexError(f"block {bad} is outside the pool: give indexes from 0 to {blocks - 1}")
-    return ids.to(pool.device).contiguous()
+    if pool.device.type == "cuda":
+        # From pinned memory, so that this does not wait for what the GPU still has to do.
+        return ids.pin_memory().to(pool.device, non_blocking=True)
+    return ids.contiguous()
 
 
 def check_no_overlap(name: str, written: torch.Tensor) -> None:
