@@ -44,7 +44,7 @@ class Copier:
         moving = [transfer for transfer in batch if transfer.target is not None]
         failure = self._copy(moving)
         right = [] if failure else self.right(moving)
-        registered = iter(self._register([each for each, is_right in zip(moving, right, strict=False) if is_right]))
+        registered = iter(self.register([each for each, is_right in zip(moving, right, strict=False) if is_right]))
         verdicts = iter(right)
         outcomes = []
         for transfer in batch:
@@ -120,7 +120,7 @@ class Copier:
         self._accounts.moved(self.path, blocks, len(batch) * block_bytes, seconds)
         return ""
 
-    def _register(self, batch: Sequence[BlockTransfer]) -> list[ImmutableBlock]:
+    def register(self, batch: Sequence[BlockTransfer]) -> list[ImmutableBlock]:
         """Guards of the targets, each with its source's priority; the targets' guards end."""
         pool = self.target.pool
         targets = [transfer.target for transfer in batch if transfer.target is not None]

@@ -18,23 +18,26 @@ from kvbm_core.accounting import Accounts, CoreTotals, RequestAccount
 from kvbm_core.block import PRIORITY_DEFAULT, CompleteBlock, ImmutableBlock, MutableBlock
 from kvbm_core.budget import require_budget
 from kvbm_core.config import KvbmConfig
-from kvbm_core.errors import ManagerClosedError, ProgressError
+from kvbm_core.copier import Copier
+from kvbm_core.errors import ConfigError, ManagerClosedError, ProgressError
 from kvbm_core.estimate import LoadPlan
 from kvbm_core.events import BlockEvents, Placed
 from kvbm_core.explain import BlockExplanation, explain_block
 from kvbm_core.hooks import Hooks
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.lanes import Volumes
+from kvbm_core.layered import LayeredLoad, LayeredStore, LayerMoves
 from kvbm_core.machine import read_machine
 from kvbm_core.offload import OffloadManager
 from kvbm_core.onboard import Onboarded, Onboarder
 from kvbm_core.paths import TransferPath
 from kvbm_core.pool import Allocation, PoolCounters, PoolOccupancy
-from kvbm_core.progress import ModelProgress
+from kvbm_core.progress import NO_GATE, Gate, ModelProgress
 from kvbm_core.scheduler import Scheduler
 from kvbm_core.storage import TensorStorage
-from kvbm_core.tiers import build_lanes, open_tiers, reset_tier
-from kvbm_core.transfer import TransferManager
+from kvbm_core.tier_pool import TierPool
+from kvbm_core.tiers import Copiers, build_copiers, build_lanes, open_tiers, reset_tier
+from kvbm_core.transfer import BlockTransfer, TransferManager
 from kvbm_core.transfer_queue import QueueDepth
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import StorageAgentError
@@ -85,8 +88,9 @@ class KvBlockManager:
         self._accounts = Accounts()
         self._events = BlockEvents(publisher, config.block_bytes, clock_us)
         self._tiers = open_tiers(config, self._events, self.hooks, has_storage=storage is not None)
+        self._copiers = build_copiers(self._tiers, config, self._accounts)
         self._transfers = TransferManager(
-            build_lanes(self._tiers, storage, config, self._accounts, self._events.send),
+            build_lanes(self._tiers, self._copiers, storage, config, self._accounts, self._events.send),
             on_failure=self._accounts.failed,
         )
         self.scheduler = Scheduler(config.layers, self._progressed)
@@ -217,6 +221,45 @@ class KvBlockManager:
         """`offload` that goes on meanwhile. During an iteration blocks are read once it has ended."""
         return self._transfers.submit(self._offloads.run(blocks_max, self.scheduler.gate()))
 
+    def onboard_by_layer(
+        self, blocks: Sequence[BlockIdentity], targets: Sequence[MutableBlock] | None = None
+    ) -> LayeredLoad:
+        """Begin to bring the leading blocks that the host has, layer after layer, into empty device blocks.
+
+        Raises `PoolExhaustedError` where the device has no room for them, and `ConfigError` without a host tier.
+        """
+        copiers, host = self._host_paths()
+        sources = host.pool.match([block.key for block in blocks])
+        places = self.allocate(len(sources)).blocks if targets is None else targets[: len(sources)]
+        moving = [
+            BlockTransfer(source.identity, source, place.taken_over())
+            for source, place in zip(sources, places, strict=True)
+        ]
+        moves = self._layer_moves(copiers.to_device, moving, [NO_GATE] * self.config.layers)
+        return LayeredLoad(moves, copiers.to_device, self._accounts, self._used)
+
+    def offload_by_layer(
+        self, blocks: Sequence[MutableBlock], identities: Sequence[BlockIdentity]
+    ) -> LayeredStore:
+        """Within an iteration that writes these device blocks: take each layer to the host once it is done.
+
+        The blocks' guards end; `finish` gives others. Raises `ProgressError` where no iteration is under way,
+        `PoolExhaustedError` where the host has no room, `ConfigError` without a host tier; the guards go on then.
+        """
+        copiers, host = self._host_paths()
+        progress = self.scheduler.progress
+        if not progress.is_running:
+            raise ProgressError("no iteration is under way: call scheduler.begin_iteration first")
+        places = host.pool.allocate(len(blocks)).blocks
+        self._events.send()
+        moving = [
+            BlockTransfer(identity, block.taken_over(), place)
+            for identity, block, place in zip(identities, blocks, places, strict=True)
+        ]
+        gates = [Gate(progress.iteration, layer) for layer in range(self.config.layers)]
+        moves = self._layer_moves(copiers.to_host, moving, gates)
+        return LayeredStore(moves, copiers.to_host, self._register_stored, self._follow)
+
     # What there is, and what was done
 
     def occupancy(self) -> Occupancy:
@@ -279,6 +322,29 @@ class KvBlockManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _host_paths(self) -> tuple[Copiers, TierPool]:
+        if self._copiers is None or self._tiers.host is None:
+            raise ConfigError("host_blocks = 0, and layers go to and from the host only: set at least 1")
+        return self._copiers, self._tiers.host
+
+    def _layer_moves(self, copier: Copier, moving: Sequence[BlockTransfer], gates: Sequence[Gate]) -> LayerMoves:
+        wait_s = self.config.limits_of(copier.path).deadline_s
+        return LayerMoves(self._transfers, copier, moving, gates, wait_s=wait_s)
+
+    def _register_stored(self, blocks: Sequence[BlockTransfer], stored: Sequence[bool]) -> list[ImmutableBlock]:
+        """Of a `LayeredStore`: device blocks, of which those not `stored` in the host wait for offload."""
+        places = [block.source for block in blocks if isinstance(block.source, MutableBlock)]
+        completed = self.complete(places, [block.identity for block in blocks])
+        registered = self._tiers.device.pool.register_many(completed)
+        self._accounts.registered(len(registered))
+        self._offloads.ask([block for block, is_there in zip(registered, stored, strict=True) if not is_there])
+        self._events.send()
+        return registered
+
+    def _follow(self, in_host: Sequence[ImmutableBlock]) -> None:
+        self._events.send()
+        self._transfers.submit(self._offloads.follow(in_host))
 
     def _used(self, tier: Tier, identities: Sequence[BlockIdentity]) -> None:
         """A request got blocks that were on this tier."""

@@ -105,6 +105,10 @@ class OffloadManager:
                 group.create_task(offload(taken[start : start + size]))
         return len(taken)
 
+    async def follow(self, in_host: Sequence[ImmutableBlock]) -> None:
+        """Put blocks that have come to the host to volumes. Takes over the guards."""
+        await self._to_volumes(in_host, NO_GATE)
+
     def decision(self, key: BlockKey, target: str) -> Decision:
         """What the policy says now of a block and a target: `host`, `disk` or `remote`."""
         with self._lock:

@@ -59,20 +59,43 @@ def open_tiers(config: KvbmConfig, events: BlockEvents, hooks: Hooks, *, has_sto
     return Tiers(device, host, staging, views)
 
 
+class Copiers(NamedTuple):
+    """Both directions between the device and near memory, and the sums that they are held to."""
+
+    to_host: Copier
+    to_device: Copier
+    sums: BlockSums | None
+
+
+def build_copiers(tiers: Tiers, config: KvbmConfig, accounts: Accounts) -> Copiers | None:
+    """None where there is nothing but a device."""
+    near = tiers.host or tiers.staging
+    if near is None:
+        return None
+    sums = BlockSums(near.storage) if config.verify_copies else None
+    return Copiers(
+        Copier(TransferPath.DEVICE_TO_HOST, tiers.device, near, accounts, sums),
+        Copier(TransferPath.HOST_TO_DEVICE, near, tiers.device, accounts, sums),
+        sums,
+    )
+
+
 def build_lanes(
-    tiers: Tiers, storage: StoragePort | None, config: KvbmConfig, accounts: Accounts, on_batch: OnBatch
+    tiers: Tiers,
+    copiers: Copiers | None,
+    storage: StoragePort | None,
+    config: KvbmConfig,
+    accounts: Accounts,
+    on_batch: OnBatch,
 ) -> Mapping[TransferPath, tuple[Lane, LaneLimits]]:
     """A lane for each path between two tiers that are there."""
     lanes: dict[TransferPath, Lane] = {}
     near = tiers.host or tiers.staging
-    if near is None:
+    if copiers is None or near is None:
         return {}
-    sums = BlockSums(near.storage) if config.verify_copies else None
-    to_device = Copier(TransferPath.HOST_TO_DEVICE, near, tiers.device, accounts, sums)
     if tiers.host is not None:
-        to_host = Copier(TransferPath.DEVICE_TO_HOST, tiers.device, tiers.host, accounts, sums)
-        lanes[TransferPath.DEVICE_TO_HOST] = CopyLane(to_host, on_batch)
-        lanes[TransferPath.HOST_TO_DEVICE] = CopyLane(to_device, on_batch)
+        lanes[TransferPath.DEVICE_TO_HOST] = CopyLane(copiers.to_host, on_batch)
+        lanes[TransferPath.HOST_TO_DEVICE] = CopyLane(copiers.to_device, on_batch)
     if storage is not None:
         volumes = Volumes(storage, tiers.views, config, accounts)
         staged_from = tiers.device if tiers.host is None else None
@@ -82,11 +105,11 @@ def build_lanes(
             lanes[view.load_path] = LoadLane(
                 view.load_path,
                 near,
-                None if ends_in_host else to_device,
+                None if ends_in_host else copiers.to_device,
                 volumes,
                 on_batch,
                 keeps=tiers.host is not None,
-                sums=sums,
+                sums=copiers.sums,
             )
     return {path: (lane, _limits(path, config, tiers, len(lanes))) for path, lane in lanes.items()}
 
