@@ -35,12 +35,20 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
             pytest.importorskip("triton")
             yield torch.device("cuda", torch.cuda.current_device())
         else:
-            launch = interpreted(patch)
+            launch = _interpreted(patch)
             patch.setattr(dispatch, "implementation_for", lambda device, *, fp8=False: launch)
             yield torch.device("cpu")
 
 
-def interpreted(patch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Triton's implementation itself, for what the public operations refuse before it."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU, and tests/device looks at this on it")
+    return _interpreted(monkeypatch)
+
+
+def _interpreted(patch: pytest.MonkeyPatch) -> ModuleType:
     """`kernels.triton_launch` for tensors on the CPU. Works only if nothing imported Triton before to compile."""
     patch.setenv("TRITON_INTERPRET", "1")
     pytest.importorskip("triton")
