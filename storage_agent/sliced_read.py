@@ -19,6 +19,11 @@ class SlicedRead(NamedTuple):
     slices: list[Slice]
 
 
+def whole_read(header: BlockHeader) -> SlotRead:
+    """The whole payload."""
+    return SlotRead(header, 0, header.parts if header.span is not None else 1)
+
+
 def plan_read(header: BlockHeader, wanted: Shard | None) -> SlicedRead:
     """What to read of the block for worker `wanted`; the whole payload for None.
 
@@ -26,7 +31,7 @@ def plan_read(header: BlockHeader, wanted: Shard | None) -> SlicedRead:
     where the shards it takes are elsewhere.
     """
     if wanted is None:
-        return SlicedRead(SlotRead(header, 0, header.parts if header.span is not None else 1), _NO_SLICES)
+        return SlicedRead(whole_read(header), _NO_SLICES)
     span, layout = header.span, header.layout
     if span is None or layout is None:
         raise ShardError("the block was put without its layout and shards, so no slice can be cut; read it whole")

@@ -6,7 +6,7 @@ read it, what is announced and counted is the volume's, the same for every kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from storage_agent.block_header import BlockHeader, fold_checksums, part_checksums
@@ -151,25 +151,34 @@ class SlotStore(Protocol):
         """Let go of the medium. `in_order`: nothing is under way or in doubt. Idempotent."""
 
 
-def read_each(store: SlotStore, reads: Sequence[SlotRead], take: Take) -> list[tuple[int, TransferError]]:
-    """Read all together; if that fails, each of those that were not handed to `take` alone. The numbers that failed."""
-    taken: set[int] = set()
+def read_each(
+    store: SlotStore, reads: Sequence[SlotRead], take: Take, taken: Container[int]
+) -> list[tuple[int, TransferError]]:
+    """Read all together; if that fails, each of those that are not in `taken` by then alone. The numbers that failed.
 
-    def read(numbers: Sequence[int]) -> None:
-        left = [number for number in numbers if number not in taken]
+    `take` puts the numbers of what it gets into `taken`.
+    """
+    if not reads:
+        return []
+    try:
+        store.read(reads, take)
+    except TransferError as error:
+        left = [number for number in range(len(reads)) if number not in taken]
+        if error.in_doubt or len(reads) == 1:
+            return [(number, error) for number in left]
+    else:
+        return []
+    failed: list[tuple[int, TransferError]] = []
+    for number in left:
 
-        def note(position: int, error: CorruptBlock | None, payload: memoryview) -> None:
-            taken.add(left[position])
-            take(left[position], error, payload)
+        def take_alone(_: int, error: CorruptBlock | None, payload: memoryview, number: int = number) -> None:
+            take(number, error, payload)
 
-        if left:
-            store.read([reads[number] for number in left], note)
-
-    return [
-        (number, error)
-        for number, error in each_alone_if_one_fails(range(len(reads)), read)
-        if number not in taken and isinstance(error, TransferError)
-    ]
+        try:
+            store.read([reads[number]], take_alone)
+        except TransferError as error:
+            failed.append((number, error))
+    return failed
 
 
 def each_alone_if_one_fails(

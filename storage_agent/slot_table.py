@@ -7,7 +7,7 @@ the volume is erased; its key stays reserved meanwhile, so that a block is never
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -186,21 +186,27 @@ class SlotTable:
 
     # Read
 
-    def pin(self, key: BlockKey) -> BlockHeader | None:
-        """The live slot of `key`, held in place until `unpin`; None where there is none."""
-        header = self.live(key)
-        if header is not None:
-            self._pins[header.slot] = self._pins.get(header.slot, 0) + 1
-        return header
+    def pin(self, keys: Sequence[BlockKey]) -> list[tuple[int, BlockHeader]]:
+        """The live slots of `keys`, held in place until `unpin`, by number; keys that have none are left out."""
+        pins, states, slot_of, header_of = self._pins, self._states, self._keys.get, self._rows.header
+        pinned: list[tuple[int, BlockHeader]] = []
+        for number, key in enumerate(keys):
+            packed = _packed_or_none(key)
+            slot = slot_of(packed) if packed is not None else None
+            if slot is not None and states[slot] == _LIVE:
+                pins[slot] = pins.get(slot, 0) + 1
+                pinned.append((number, header_of(slot, key)))
+        return pinned
 
-    def unpin(self, slot: int) -> None:
-        pins = self._pins.get(slot, 0)
-        if pins == 0:
-            raise SlotStateError(f"slot {slot} is not pinned")
-        if pins == 1:
-            del self._pins[slot]
-        else:
-            self._pins[slot] = pins - 1
+    def unpin(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            left = self._pins.get(slot, 0) - 1
+            if left < 0:
+                raise SlotStateError(f"slot {slot} is not pinned")
+            if left:
+                self._pins[slot] = left
+            else:
+                del self._pins[slot]
 
     def is_pinned(self, slot: int) -> bool:
         return slot in self._pins

@@ -13,8 +13,8 @@ from storage_agent.block_header import BlockHeader
 from storage_agent.descriptor import CAPACITY_BLOCKS_MAX, VolumeDescriptor
 from storage_agent.errors import BlockFormatError, CorruptBlock, ShardError, TransferError, VolumeError
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result, ScrubReport, VolumeStat
-from storage_agent.shards import Shard, check_layout, check_span, gather
-from storage_agent.sliced_read import SlicedRead, plan_read
+from storage_agent.shards import Shard, Slice, check_layout, check_span, gather
+from storage_agent.sliced_read import plan_read, whole_read
 from storage_agent.slot_leasing import LeasableStore, SlotLeasing
 from storage_agent.slot_moving import settle_into_classes, shrink
 from storage_agent.slot_rows import SlotRows
@@ -364,15 +364,14 @@ class SlotVolume:
         return failed
 
     def _verify_written(self, writes: list[SlotWrite]) -> list[tuple[SlotWrite, WriteFault]]:
-        bad: list[tuple[SlotWrite, WriteFault]] = []
+        faults: dict[int, CorruptBlock | None] = {}
 
-        def check(number: int, error: CorruptBlock | None, payload: memoryview) -> None:
-            if error is not None:
-                bad.append((writes[number], error))
+        def note(number: int, error: CorruptBlock | None, payload: memoryview) -> None:
+            faults[number] = error
 
-        reads = [SlotRead(write.header, 0, write.header.parts) for write in writes]
-        unread = read_each(self._store, reads, check)
-        return [*bad, *((writes[number], error) for number, error in unread)]
+        reads = [whole_read(write.header) for write in writes]
+        unread = read_each(self._store, reads, note, faults)
+        return [(writes[number], error) for number, error in [*faults.items(), *unread] if error is not None]
 
     def _undo_put(self, write: SlotWrite, error: WriteFault) -> Outcome:
         """Free the slot of a failed put; where even that fails, hold it back until the volume is opened anew."""
@@ -398,48 +397,62 @@ class SlotVolume:
     ) -> list[ReadResult]:
         started = time.monotonic()
         with self._table_lock:
-            pinned = [(number, header) for number, key in enumerate(keys) if (header := self._table.pin(key))]
+            pinned = self._table.pin(keys)
+        answers: dict[int, ReadResult] = {}
+        places: list[int] = []
+        reads: list[SlotRead] = []
+        cuts: dict[int, list[Slice]] = {}
         results: dict[int, ReadResult] = {}
         corrupt: list[BlockHeader] = []
         volume = self.descriptor.id
-        planned: list[tuple[int, SlicedRead]] = []
 
         def take(number: int, error: CorruptBlock | None, stored: memoryview) -> None:
-            index, (asked, parts) = planned[number]
-            header = asked.header
+            header = reads[number].header
             if error is not None:
                 corrupt.append(header)
                 outcome = self._outcome(header.key, Result.CORRUPT, reason=f"{type(error).__name__}: {error}")
-                results[index] = ReadResult(outcome)
+                results[number] = ReadResult(outcome)
                 return
-            payload = gather(parts, stored, parts[0].shard) if parts else stored
-            refused = accept(first_index + index, header, payload)
+            if number in cuts:
+                stored = gather(cuts[number], stored, cuts[number][0].shard)
+            refused = accept(first_index + places[number], header, stored)
             result = Result.FAILED if refused else Result.HIT
-            outcome = Outcome(header.key, result, volume, payload.nbytes, refused)
-            results[index] = ReadResult(outcome, header)
+            outcome = Outcome(header.key, result, volume, stored.nbytes, refused)
+            results[number] = ReadResult(outcome, header)
 
         try:
             for index, header in pinned:
+                if wanted is None:
+                    places.append(index)
+                    reads.append(whole_read(header))
+                    continue
                 try:
-                    planned.append((index, plan_read(header, wanted)))
+                    asked, parts = plan_read(header, wanted)
                 except ShardError as error:
-                    results[index] = ReadResult(self._outcome(header.key, Result.FAILED, reason=str(error)))
-            for number, fault in read_each(self._store, [asked for _, (asked, _) in planned], take):
+                    answers[index] = ReadResult(self._outcome(header.key, Result.FAILED, reason=str(error)))
+                    continue
+                if parts:
+                    cuts[len(reads)] = parts
+                places.append(index)
+                reads.append(asked)
+            for number, fault in read_each(self._store, reads, take, results):
                 self._degrade(str(fault))
-                index, (asked, _) = planned[number]
-                results[index] = ReadResult(self._outcome(asked.header.key, Result.FAILED, reason=str(fault)))
+                results[number] = ReadResult(
+                    self._outcome(reads[number].header.key, Result.FAILED, reason=str(fault))
+                )
         finally:
             with self._unpinned:
-                for _, header in pinned:
-                    self._table.unpin(header.slot)
+                self._table.unpin([header.slot for _, header in pinned])
                 self._unpinned.notify_all()
         self._free_corrupt(corrupt)
         with self._table_lock:
             self._read_bytes_total += sum([r.outcome.payload_bytes for r in results.values() if r.header is not None])
             self._read_seconds_total += time.monotonic() - started
+        for number, result in results.items():
+            answers[places[number]] = result
         missing = f"{volume!r} does not hold it"
         return [
-            results.get(number) or ReadResult(self._outcome(key, Result.MISS, reason=missing))
+            answers.get(number) or ReadResult(self._outcome(key, Result.MISS, reason=missing))
             for number, key in enumerate(keys)
         ]
 

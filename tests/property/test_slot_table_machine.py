@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,17 +66,16 @@ class SlotTableMachine(RuleBasedStateMachine):
         if key in self.writing:
             self.table.abandon(self.writing.pop(key).slot)
 
-    @rule(key=keys)
-    def pin(self, key: BlockKey) -> None:
-        pinned = self.table.pin(key)
-        assert pinned == self.live.get(key)
-        if pinned is not None:
-            self.pins.append(pinned.slot)
+    @rule(wanted=st.lists(keys, max_size=4))
+    def pin(self, wanted: list[BlockKey]) -> None:
+        pinned = self.table.pin(wanted)
+        assert pinned == [(number, self.live[key]) for number, key in enumerate(wanted) if key in self.live]
+        self.pins += [header.slot for _, header in pinned]
 
     @rule(which=st.integers(0, 100))
     def unpin(self, which: int) -> None:
         if self.pins:
-            self.table.unpin(self.pins.pop(which % len(self.pins)))
+            self.table.unpin([self.pins.pop(which % len(self.pins))])
 
     @rule(key=keys)
     def retire(self, key: BlockKey) -> None:
@@ -140,14 +141,14 @@ def test_a_step_outside_the_transition_table_raises_and_changes_nothing(state: S
     if trigger is SlotTrigger.RETIRE:
         assert not isinstance(table.retire(key), BlockHeader)
     else:
-        step = {
+        steps: dict[SlotTrigger, Callable[[], None]] = {
             SlotTrigger.PUBLISH: lambda: table.publish(header(key, 0, 1)),
             SlotTrigger.ABANDON: lambda: table.abandon(0),
             SlotTrigger.RESTORE: lambda: table.restore(0),
             SlotTrigger.RELEASE: lambda: table.release(0),
-        }[trigger]
+        }
         with pytest.raises(SlotStateError):
-            step()
+            steps[trigger]()
     assert table.state(0) is state
 
 
