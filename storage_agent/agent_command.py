@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +16,7 @@ from event_plane.connect import open_publisher
 from event_plane.schema import producer_id
 from storage_agent.agent import StorageAgent
 from storage_agent.config import AgentSettings, load_settings
-from storage_agent.errors import VolumeError
+from storage_agent.errors import ServiceError, VolumeError
 from storage_agent.service import AgentService
 
 PUBLISH_INTERVAL_S = 0.25
@@ -30,13 +32,33 @@ def agent(
     settings = load_settings(config)
     # Blocked before any thread starts: they wait for `sigwait`, and nothing is cut short.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    faults = _stop_at_a_fault()
     with ExitStack() as closing:
         service = serve(settings, closing)
         # Whoever reads this line is answered.
         typer.echo(f"kvadvisor agent {settings.name}: commands at {service.command_url} (Ctrl-C stops it)")
         told = signal.sigwait(_STOPPING)
         _log.info("stopping", agent=settings.name, signal=signal.Signals(told).name)
+    if faults:
+        raise ServiceError(f"agent {settings.name} stopped at a fault of its own, {faults[0]}; start it anew")
     _log.info("stopped", agent=settings.name)
+
+
+def _stop_at_a_fault() -> list[str]:
+    """Have the process told to stop when one of its threads ends by an exception; what it was is added to the list.
+
+    Going on, the agent would be deaf in part, and nobody would know.
+    """
+    faults: list[str] = []
+
+    def note(ended: threading.ExceptHookArgs) -> None:
+        name = ended.thread.name if ended.thread is not None else "a thread"
+        _log.error("thread ended by a fault", thread=name, exc_info=ended.exc_value)
+        faults.append(f"{name}: {ended.exc_value!r}")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.excepthook = note
+    return faults
 
 
 def serve(settings: AgentSettings, closing: ExitStack) -> AgentService:
