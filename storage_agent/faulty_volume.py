@@ -47,7 +47,7 @@ class FaultyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     inner: str = "memory"
     inner_options: dict[str, Any] = {}
     """The inner kind's own, whole."""
-    seed: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     error: Share = 0.0
     """Writes, reads, erasures and syncs that fail, with nothing done."""
     slow: Share = 0.0
@@ -61,7 +61,7 @@ class FaultyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Blocks of which the second half is not written, though the write says it was."""
     flipped: Share = 0.0
     """Blocks that are written with one bit changed."""
-    vanished_after: Annotated[int, msgspec.Meta(ge=0)] = 0
+    vanished_after: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     """The medium is gone from this call on, until `FaultyStore.come_back`; 0 never."""
 
 
