@@ -22,7 +22,7 @@ from storage_agent.agent_command import serve
 from storage_agent.block_header import PAGE_BYTES
 from storage_agent.client import AgentClient
 from storage_agent.config import AgentSettings, load_settings
-from storage_agent.errors import StorageAgentError
+from storage_agent.errors import StaleTerm, StorageAgentError
 from storage_agent.port import BlockKey, PutBlock, Result
 from storage_agent.slab_format import Superblock
 from storage_agent.volumes_command import app
@@ -147,6 +147,7 @@ def test_an_agent_serves_until_it_is_told_to_stop_and_leaves_volumes_closed_in_o
         logged = stop(process, number)
     assert "volume serves" in logged
     assert "volume=slow" in logged
+    assert logged.count("GPU-direct storage") == 1
     assert f"signal={number.name}" in logged
     status, said = volumes("verify", "--config", str(config))
     assert status == 0, said
@@ -164,6 +165,17 @@ def test_a_command_asked_again_of_the_next_life_does_no_harm(config: Path) -> No
             assert [outcome.result for outcome in deleted.outcomes] == [[Result.DELETED], [Result.MISS]][life]
             assert [(each.descriptor.id, each.blocks) for each in client.stat().volumes] == [("fast", 0), ("slow", 1)]
             process.kill() if life == 0 else stop(process, signal.SIGTERM)
+
+
+def test_the_newest_term_outlives_a_kill(config: Path) -> None:
+    fill(config, 1)
+    for life in range(2):
+        with running(config) as process, AgentClient(load_settings(config).command_url, 20.0) as client:
+            if life == 1:
+                with pytest.raises(StaleTerm, match=r"of term 4, an advisor of term 5 has taken over; .*\.term and"):
+                    client.delete("d", "fast", [key(1)], term=4)
+            assert client.copy("c", [key(1)], "fast", "slow", term=5).outcomes[0].result.ok
+            process.kill()
 
 
 def test_an_agent_over_nats_is_commanded_and_heard_by_subjects(tmp_path: Path) -> None:
@@ -239,6 +251,7 @@ def test_ls_and_stat_show_what_a_running_agent_says(config: Path) -> None:
             assert figures(said, "fast")[0:3] == ["slab", "G3", "0"]
             assert figures(said, "fast")[4:7] == ["serves", "2", "14"]
             assert figures(said, "slow")[0:3] == ["directory", "G4", "1"]
+            assert said.splitlines()[-1].startswith("GPU-direct storage: ")
         status, said = volumes("stat", "fast", "--config", str(config))
         assert status == 0
         assert "10,000" in said
