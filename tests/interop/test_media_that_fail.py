@@ -47,10 +47,10 @@ def fails(watched: Watched, number: int, *reasons: str) -> None:
     assert watched.put(number, volume="other") == [Result.STORED]
 
 
-def is_let_go(watched: Watched, reason: str) -> None:
+def is_let_go(watched: Watched, *reasons: str) -> None:
     """After a while: it could not be opened again, and nobody believes that there is anything."""
     wait_for(lambda: watched.stat().mode == "absent" and "is being opened" not in watched.stat().degraded)
-    assert reason in watched.stat().degraded
+    assert any(reason in watched.stat().degraded for reason in reasons), watched.stat().degraded
     assert watched.told() == set()
 
 
@@ -177,8 +177,9 @@ def test_a_file_system_whose_server_is_killed_and_comes_back(
     watched.agent.register_volume(of_kind("directory", mounted))
     assert watched.put(1, 2) == [Result.STORED] * 2
     kill()
-    fails(watched, 3, "Transport endpoint is not connected", "is not there; bring it back")
-    is_let_go(watched, "Transport endpoint is not connected")
+    seen = ("Transport endpoint is not connected", "is not there; bring it back", "is gone, or another file")
+    fails(watched, 3, *seen)  # which of them depends on what the kernel has cached
+    is_let_go(watched, *seen)
     subprocess.run(["fusermount3", "-u", "-z", mounted], check=True)
     start()
     serves_exactly(watched, 1, 2)
@@ -188,11 +189,11 @@ def test_a_file_system_whose_server_is_killed_and_comes_back(
 # Full. A directory: `test_volume_mending`. A capacity that is used up, on every kind: `volume_contract`.
 
 
-def fill(disk: Path) -> Path:
+def fill(disk: Path, *, but_bytes: int = 0) -> Path:
     filler = disk / "filler"
     with filler.open("wb") as file:
         status = os.fstatvfs(file.fileno())
-        os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize)
+        os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize - but_bytes)
     return filler
 
 
@@ -219,12 +220,19 @@ def test_an_object_server_on_a_full_disk(watched: Watched, tmp_path: Path) -> No
         options: dict[str, OptionValue] = {"endpoint": "store", "bucket": BUCKET}
         watched.agent.register_volume(descriptor("", kind="object", options=options))
         assert watched.put(1, 2) == [Result.STORED] * 2
-        filler = fill(disk)
-        fails(watched, 3, f"{server.endpoint.url}/{BUCKET} does not put v/blocks/", "is being opened again")
+        filler = fill(disk, but_bytes=256 * 1024)  # its own books go on
+        stored = {1, 2}
+        for number in range(10, 50):
+            (outcome,) = watched.agent.put("v", [block(number)])
+            if outcome.result is Result.FAILED:
+                break
+            stored.add(number)
+        assert f"{server.endpoint.url}/{BUCKET} does not put v/blocks/" in outcome.reason
+        fails(watched, 3, "does not put v/blocks/", "is being opened again")
         wait_for(lambda: watched.stat().degraded == "")
-        assert watched.get(1, 2) == [Result.HIT] * 2
+        assert watched.get(*stored) == [Result.HIT] * len(stored)
         assert watched.agent.delete("", "v", [key(2)]).outcomes[0].result is Result.DELETED
         filler.unlink()
         wait_for(lambda: watched.put(4) == [Result.STORED])
-        serves_exactly(watched, 1, 4)
+        serves_exactly(watched, *stored - {2}, 4)
         watched.agent.unregister_volume("v", drain_s=5.0)
