@@ -80,7 +80,7 @@ class StorageAgent:
         self._has_announced = False
         """Whether anything was, in this life. Guarded by the lock above."""
         self._shelf = VolumeShelf(name)
-        self._mender = VolumeMender(self._shelf, self._announcer, self._open, self._register_lock, mend_interval_s)
+        self._mender = VolumeMender(self._shelf, self._announcer, self._open, mend_interval_s)
         self._mender.start()
         gpu_direct.start(self._allowed_roots)
 

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -39,41 +40,43 @@ class _Watched:
     file: FileIdentity | None
     pause_s: float
     due_s: float = 0.0
+    opening: threading.Thread | None = None
 
 
 class VolumeMender(threading.Thread):
-    """Looks at every volume once an `interval_s` and opens anew those that need it, with back-off."""
+    """Looks at every volume once an `interval_s` and opens anew those that need it, with back-off.
+
+    Each is opened by a thread of its own: one that takes long keeps no other waiting.
+    """
 
     def __init__(
         self,
         shelf: VolumeShelf,
         announcer: Announcer,
         reopen: Callable[[VolumeDescriptor], Volume],
-        lock: threading.Lock,
         interval_s: float,
     ) -> None:
-        """`lock` keeps volumes from coming and going; `reopen` raises `VolumeError`."""
+        """`reopen` raises `VolumeError`."""
         super().__init__(name="volume-mender", daemon=True)
         self._shelf = shelf
         self._announcer = announcer
         self._reopen = reopen
-        self._lock = lock
         self._interval_s = interval_s
         self._stopping = threading.Event()
         self._watched: dict[str, _Watched] = {}
 
     def run(self) -> None:
-        try:
-            while not self._stopping.wait(self._interval_s):
-                self._look_after_all()
-        except TransportError:
-            return  # the publisher was closed under us; puts and deletes say so to their callers
+        while not self._stopping.wait(self._interval_s):
+            self._look_after_all()
 
     def stop(self) -> None:
         """Returns when nothing is being opened any more."""
         self._stopping.set()
         if self.is_alive():
             self.join()
+        for watched in self._watched.values():
+            if watched.opening is not None:
+                watched.opening.join()
 
     def watch(self, volume: Volume) -> None:
         """It was just opened, and is on the shelf or about to be."""
@@ -86,15 +89,23 @@ class VolumeMender(threading.Thread):
                 self._look_after(watched)
 
     def _look_after(self, watched: _Watched) -> None:
+        if watched.opening is not None and watched.opening.is_alive():
+            return
         reason = self._complaint(watched)
         if not reason:
             watched.pause_s = self._interval_s
         elif time.monotonic() >= watched.due_s:
+            name = f"mending-{watched.volume.descriptor.id}"
+            watched.opening = threading.Thread(target=self._mend, args=(watched, reason), name=name, daemon=True)
+            watched.opening.start()
+
+    def _mend(self, watched: _Watched, reason: str) -> None:
+        with suppress(TransportError):  # the publisher was closed under us; puts and deletes say so to their callers
             watched.volume = self._open_anew(watched.volume, reason)
-            if not isinstance(watched.volume, AbsentVolume):
-                watched.file = _file_of(watched.volume.descriptor)
-            watched.due_s = time.monotonic() + watched.pause_s
-            watched.pause_s = min(2 * watched.pause_s, BACK_OFF_MAX_S)
+        if not isinstance(watched.volume, AbsentVolume):
+            watched.file = _file_of(watched.volume.descriptor)
+        watched.due_s = time.monotonic() + watched.pause_s
+        watched.pause_s = min(2 * watched.pause_s, BACK_OFF_MAX_S)
 
     def _complaint(self, watched: _Watched) -> str:
         """Why a volume must be opened anew, or ''."""
@@ -109,23 +120,24 @@ class VolumeMender(threading.Thread):
     def _open_anew(self, before: Volume, reason: str) -> Volume:
         """What serves in its place now: itself, where it is still used."""
         descriptor = before.descriptor
-        after: Volume
-        with self._lock:
-            meanwhile = AbsentVolume(descriptor, f"it is being opened again: {reason}", before.live_headers)
-            if not self._shelf.replace(before, meanwhile, _DRAIN_S):
-                self._shelf.replace(meanwhile, before)
-                return before
+        meanwhile = AbsentVolume(descriptor, f"it is being opened again: {reason}", before.live_headers)
+        if not self._shelf.replace(before, meanwhile, _DRAIN_S):
+            self._shelf.replace(meanwhile, before)
+            return before
+        with self._shelf.use(descriptor.id) as used:  # so nobody takes it out before it is opened
             announced = self._announced(before)
             before.close()
+            if used is not meanwhile:  # somebody just did
+                return before
             try:
                 after = self._open(descriptor)
             except VolumeError as error:
                 after = AbsentVolume(descriptor, str(error))
             with self._announcer.ordering:
-                try:
-                    self._announcer.reconciled(descriptor, announced, self._announced(after))
-                finally:
-                    self._shelf.replace(meanwhile, after)
+                if not self._shelf.replace_used(meanwhile, after):
+                    after.close()  # who takes it out may give up waiting for us: then it is opened once more
+                    return meanwhile
+                self._announcer.reconciled(descriptor, announced, self._announced(after))
         if not isinstance(after, AbsentVolume):
             _log.info("volume serves again", volume=descriptor.id, reason=reason)
         elif not isinstance(before, AbsentVolume):

@@ -65,11 +65,18 @@ class VolumeShelf:
         False too where it was taken out meanwhile.
         """
         with self._changed:
+            return self.replace_used(before, after) and self._changed.wait_for(
+                lambda: id(before) not in self._users, wait_s
+            )
+
+    def replace_used(self, before: Volume, after: Volume) -> bool:
+        """Whoever comes uses `after`, those that use `before` go on. False where it was taken out meanwhile."""
+        with self._changed:
             name = before.descriptor.id
             if self._closing or self._volumes.get(name) is not before:
                 return False
             self._volumes[name] = after
-            return self._changed.wait_for(lambda: id(before) not in self._users, wait_s)
+            return True
 
     def close(self) -> list[Volume]:
         """Wait until nobody uses any; the volumes, to be closed. Nothing the second time."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import VolumeError
 from storage_agent.kinds import prepare
 from storage_agent.port import PutBlock, Result
+from storage_agent.volume import Volume
 from tests.contract.transports import wait_for
 from tests.disks import loop_mount
 from tests.watched_agent import CAPACITY, NAMESPACE, Watched, block, descriptor, key
@@ -197,3 +201,61 @@ def test_a_volume_that_is_not_valid_is_refused_even_where_absent_ones_are_taken(
     with pytest.raises(VolumeError, match="given twice"):
         watched.agent.register_volumes([descriptor(tmp_path / "v"), descriptor(tmp_path / "v")], absent_ok=True)
     assert [stat.descriptor.id for stat in watched.agent.stat().volumes] == ["other"]
+
+
+def test_a_volume_that_takes_long_to_open_keeps_no_other_waiting(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_open = threading.Event()
+    opening = watched.agent._open
+
+    def open_slowly(wanted: VolumeDescriptor) -> Volume:
+        if wanted.id == "v":
+            assert may_open.wait(60)
+        return opening(wanted)
+
+    monkeypatch.setattr(watched.agent._mender, "_reopen", open_slowly)
+    paths = {name: tmp_path / f"{name}.slab" for name in ("v", "w")}
+    for name, path in paths.items():
+        watched.agent.register_volume(descriptor(path, id=name))
+        assert watched.put(1, volume=name) == [Result.STORED]
+        path.rename(f"{path}.away")
+    wait_for(lambda: all("is not there" in watched.stat(name).degraded for name in paths))
+    for path in paths.values():
+        Path(f"{path}.away").rename(path)
+    wait_for(lambda: not watched.stat("w").degraded)
+    assert watched.stat("v").degraded
+    assert watched.agent.register_volume(descriptor(tmp_path / "more.slab", id="more")).blocks == 0
+    with pytest.raises(VolumeError, match="in use"):
+        watched.agent.unregister_volume("v")
+    may_open.set()
+    wait_for(lambda: not watched.stat("v").degraded)
+    assert watched.get(1) == [Result.HIT]
+    watched.agent.unregister_volume("v", drain_s=30.0)
+
+
+def test_a_volume_may_be_taken_out_while_it_is_opened_again(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_open, is_opening = threading.Event(), threading.Event()
+    opening = watched.agent._open
+
+    def open_slowly(wanted: VolumeDescriptor) -> Volume:
+        is_opening.set()
+        assert may_open.wait(60)
+        return opening(wanted)
+
+    path = tmp_path / "v.slab"
+    watched.agent.register_volume(descriptor(path))
+    assert watched.put(1) == [Result.STORED]
+    path.rename(tmp_path / "away")
+    wait_for(lambda: "is not there" in watched.stat().degraded)
+    monkeypatch.setattr(watched.agent._mender, "_reopen", open_slowly)
+    (tmp_path / "away").rename(path)
+    assert is_opening.wait(60)
+    with ThreadPoolExecutor() as pool:
+        going = pool.submit(watched.agent.unregister_volume, "v", drain_s=60.0)
+        wait_for(lambda: "v" not in [volume.descriptor.id for volume in watched.agent.volumes()])
+        may_open.set()
+        going.result(60)
+    assert watched.agent.register_volume(descriptor(path)).blocks == 1, "nobody holds its file any more"
