@@ -348,9 +348,9 @@ class KvBlockManager:
 
     def _used(self, tier: Tier, identities: Sequence[BlockIdentity]) -> None:
         """A request got blocks that were on this tier."""
-        location = next(each.storage.location for each in self._tiers.own() if each.storage.tier is tier)
+        locations = {each.storage.tier: each.storage.location for each in self._tiers.own()}
         for identity in identities:
-            self._events.note(EventType.ACCESS, tier, location, identity)
+            self._events.note(EventType.ACCESS, tier, locations[tier], identity)
         self._events.send()
 
     def _progressed(self, progress: ModelProgress) -> None:

@@ -62,6 +62,9 @@ class OffloadManager:
 
     def ask(self, blocks: Sequence[ImmutableBlock]) -> None:
         """Queue newly registered blocks by their priority, lower first; what a full queue refuses is counted."""
+        if self._host is None and not self._views:
+            self._accounts.skipped("", Skip.NO_TARGET, len(blocks))
+            return
         refused = 0
         with self._lock:
             for block in blocks:
