@@ -233,6 +233,8 @@ def _runs(columns: Columns, portions: list[tuple[int, int]]) -> tuple[list[int],
     """
     begin, end = portions[0][0], portions[-1][1]
     file_offsets, staging_offsets, lengths, fds = (column[begin:end] for column in columns)
+    if len(lengths) == 1:
+        return [0, 1], (file_offsets, staging_offsets, lengths, fds)
     is_first = np.empty(end - begin, dtype=np.bool_)
     goes_on = np.diff(file_offsets) == lengths[:-1]
     goes_on &= np.diff(staging_offsets) == lengths[:-1]

@@ -125,12 +125,14 @@ class SlabStore:
             def stage(first: int, end: int) -> None:
                 for number in range(first, end):
                     write, (_, at, length) = writes[number], extents[number]
-                    payload_at, payload = at + PAGE_BYTES, write.payload
-                    payload_end = payload_at + payload.nbytes
-                    page = seal_header(drafts[number], write.header.payload_checksum, write.checksums)
-                    staging[at:payload_at] = page
-                    staging[payload_at:payload_end] = payload
-                    staging[payload_end : at + length] = bytes(at + length - payload_end)
+                    payload_at, end = at + PAGE_BYTES, at + length
+                    payload_end = payload_at + write.payload.nbytes
+                    write.copy_payload(staging[payload_at:payload_end])
+                    staging[at:payload_at] = seal_header(
+                        drafts[number], write.header.payload_checksum, write.checksums
+                    )
+                    if payload_end < end:
+                        staging[payload_end:end] = bytes(end - payload_end)
 
             self._transfer.write(*columns(extents), stage=stage, reuse_after=self._staged_slots)
 

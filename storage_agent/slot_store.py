@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from storage_agent.block_header import BlockHeader, fold_checksums, part_checksums
+from storage_agent.block_header import BlockHeader, copy_with_checksums, fold_checksums, part_checksums
 from storage_agent.errors import BlockFormatError, CorruptBlock, TransferError
 from storage_agent.slot_classes import SlotClasses
 from storage_agent.slot_rows import SlotRows
@@ -40,15 +40,26 @@ class SlotWrite:
     def checksums(self) -> tuple[int, ...]:
         """XXH3-64 of each part of the payload (`BlockHeader.parts`)."""
         if self._checksums is None:
-            self._checksums = part_checksums(self.payload, self._header.part_bytes)
-            self._header = self._header._replace(payload_checksum=fold_checksums(self._checksums))
+            return self._note(part_checksums(self.payload, self._header.part_bytes))
         return self._checksums
+
+    def copy_payload(self, target: memoryview) -> None:
+        """To memory as long as the payload; the checksums are those of the copy, where they were not known."""
+        if self._checksums is None:
+            self._note(copy_with_checksums(self.payload, self._header.part_bytes, target))
+        else:
+            target[:] = self.payload
+
+    def _note(self, checksums: tuple[int, ...]) -> tuple[int, ...]:
+        self._header = self._header._replace(payload_checksum=fold_checksums(checksums))
+        self._checksums = checksums
+        return checksums
 
     @property
     def header(self) -> BlockHeader:
         """What the slot will hold."""
         if self._checksums is None:
-            _ = self.checksums
+            self._note(part_checksums(self.payload, self._header.part_bytes))
         return self._header
 
     @property

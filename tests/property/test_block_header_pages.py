@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from storage_agent.block_header import (
     BlockHeader,
     check_header,
     check_parts,
+    checksum,
+    copy_with_checksums,
     fold_checksums,
     pack_header,
     pack_key,
@@ -157,3 +160,12 @@ def test_what_does_not_fit_a_header_is_an_error() -> None:
             pack_key(key)
     with pytest.raises(BlockFormatError):
         pack_header(header._replace(depth=-1), checksums, place=0, mark=0)
+
+
+@given(part_bytes=st.sampled_from([1, 700, 64 * 1024, 100_000, 300_000]), parts=st.integers(1, 3))
+def test_a_copy_is_the_payload_with_the_checksums_of_its_parts(part_bytes: int, parts: int) -> None:
+    payload = memoryview(Random(part_bytes + parts).randbytes(part_bytes * parts))
+    target = bytearray(payload.nbytes)
+    found = copy_with_checksums(payload, part_bytes, memoryview(target))
+    assert found == tuple(checksum(payload[n * part_bytes : (n + 1) * part_bytes]) for n in range(parts))
+    assert target == payload
