@@ -1,7 +1,7 @@
-"""Which implementation works on a tensor: Triton where it lies on a GPU, the reference elsewhere.
+"""Which implementation works on a tensor: Triton where it lies on a GPU, `kernels.cpu` where on the CPU.
 
-Both offer the same few functions over arguments that the public operations have checked. Without Triton, or on a GPU
-too old for an operation (fp8 needs compute capability 8.9), the reference takes GPU tensors too, in plain torch.
+All offer the same few functions over arguments that the public operations have checked. Without Triton, on a GPU too
+old for an operation (fp8 needs compute capability 8.9), and on any other device the reference does it, in plain torch.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Protocol
 
 import torch
 
-from kernels import reference
+from kernels import cpu, reference
 
 FP8_CAPABILITY_MIN = (8, 9)
 
 
 class Implementation(Protocol):
-    """What `kernels.reference` and `kernels.triton_launch` offer."""
+    """What `kernels.cpu`, `kernels.reference` and `kernels.triton_launch` offer."""
 
     def copy(
         self,
@@ -44,6 +44,8 @@ class Implementation(Protocol):
 
 def implementation_for(device: torch.device, *, fp8: bool = False) -> Implementation:
     """The implementation for tensors of `device`; `fp8` where it converts to or from 8-bit floats."""
+    if device.type == "cpu":
+        return cpu
     if device.type != "cuda" or (fp8 and torch.cuda.get_device_capability(device) < FP8_CAPABILITY_MIN):
         return reference
     return _triton() or reference

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 
+from kernels.compiled import compiled
 from kernels.nh64 import CHUNK_BYTES, CHUNK_WORDS, GOLDEN, MIX_MULTIPLIERS, MIX_SHIFTS, keys, length_term
 
 _LOW = np.uint64(0xFFFF_FFFF)
@@ -41,16 +40,7 @@ def _aligned(rows: Bytes, ids: Ids) -> Bytes:
     return copied
 
 
-def _compiled(function: Callable[..., Any]) -> Any:
-    """Kept on disk, so that only the first process that takes a checksum compiles for a second."""
-    njit: Any = numba.njit
-    try:
-        return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # no folder to keep it in
-        return njit(nogil=True)(function)
-
-
-@_compiled
+@compiled
 def _add_chunks(words: Words, tails: Bytes, ids: Ids, key: Words, sums: Words) -> None:
     """Add to each of `sums` the chunks of its row: the whole ones in `words`, the last one in `tails`."""
     whole = words.shape[1] // CHUNK_WORDS
@@ -67,7 +57,7 @@ def _add_chunks(words: Words, tails: Bytes, ids: Ids, key: Words, sums: Words) -
             sums[place] += _chunk_value(last, key, whole)
 
 
-@_compiled
+@compiled
 def _chunk_value(words: Words, key: Words, chunk: int) -> np.uint64:
     first = np.uint64(0)
     second = np.uint64(0)
@@ -80,7 +70,7 @@ def _chunk_value(words: Words, key: Words, chunk: int) -> np.uint64:
     return value
 
 
-@_compiled
+@compiled
 def _mix(word: np.uint64) -> np.uint64:
     word = (word ^ (word >> _SHIFT_0)) * _MULTIPLIER_0
     word = (word ^ (word >> _SHIFT_1)) * _MULTIPLIER_1

@@ -1,33 +1,15 @@
-"""The reference that every other implementation is compared with, and what works on the CPU.
-
-On the CPU copies go through numpy over the tensors' memory: torch's own copies wait for a team of threads at every
-call, which costs ten times the copy when the cores are busy. On any other device they are plain torch.
-"""
+"""The reference that every other implementation is compared with: plain torch, on any device. An `Implementation`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from kernels.errors import ShapeError
 from kernels.fp8 import E4M3_MAX, SCALE_MIN
 
-SMALL_RUN_BYTES = 8 * 1024
-"""Below this a Python step for each run of blocks costs more than numpy's indexing."""
-
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class _Run(NamedTuple):
-    """Blocks that follow one another on both sides."""
-
-    source: int
-    target: int
-    blocks: int
 
 
 def copy(
@@ -36,24 +18,17 @@ def copy(
     source_ids: torch.Tensor | None,
     target_ids: torch.Tensor | None,
 ) -> None:
-    if sources[0].device.type != "cpu":
-        for source, target in zip(sources, targets, strict=True):
-            _copy_torch(as_integers(source), as_integers(target), source_ids, target_ids)
-        return
-    blocks = _block_count(sources[0], targets[0], source_ids, target_ids)
-    runs = _runs(blocks, source_ids, target_ids)
-    if sources[0][0].numel() * sources[0].element_size() * blocks >= SMALL_RUN_BYTES * len(runs):
-        for source, target in zip(sources, targets, strict=True):
-            reading, writing = _array(source), _array(target)
-            for run in runs:
-                np.copyto(writing[run.target : run.target + run.blocks], reading[run.source : run.source + run.blocks])
-    else:
-        for source, target in zip(sources, targets, strict=True):
-            _copy_small(_array(source), _array(target), source_ids, target_ids)
+    for one, other in zip(sources, targets, strict=True):
+        source, target = as_integers(one), as_integers(other)
+        taken = source if source_ids is None else source.index_select(0, source_ids)
+        if target_ids is None:
+            target.copy_(taken)
+        else:
+            target.index_copy_(0, target_ids, taken)
 
 
 def checksum(blocks: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
-    # Imported late: numba takes half a second, and nothing else here needs it.
+    """By way of the host, where its definition is compiled."""
     from kernels.nh64_cpu import checksum_rows
 
     rows = blocks.detach().flatten(1).view(torch.uint8).cpu().numpy()
@@ -61,7 +36,6 @@ def checksum(blocks: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
 
 
 def quantize(blocks: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> None:
-    # A group at a time of one layer keeps the 32-bit copies small.
     for layer in range(blocks.shape[1]):
         wide = blocks[:, layer].float()
         largest = wide.abs().amax(dim=(-2, -1))
@@ -83,54 +57,3 @@ def as_integers(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().view(_INTEGERS[tensor.element_size()])
     except KeyError:
         raise ShapeError(f"{tensor.dtype} takes {tensor.element_size()} bytes: copy it as smaller elements") from None
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    return as_integers(tensor).numpy()
-
-
-def _block_count(
-    source: torch.Tensor, target: torch.Tensor, source_ids: torch.Tensor | None, target_ids: torch.Tensor | None
-) -> int:
-    if source_ids is not None:
-        return len(source_ids)
-    return len(target_ids) if target_ids is not None else min(source.shape[0], target.shape[0])
-
-
-def _runs(blocks: int, source_ids: torch.Tensor | None, target_ids: torch.Tensor | None) -> list[_Run]:
-    """The fewest copies: ids that count up on both sides are one."""
-    order = np.arange(blocks)
-    source = order if source_ids is None else source_ids.numpy()
-    target = order if target_ids is None else target_ids.numpy()
-    starts = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
-    bounds = [0, *starts.tolist(), blocks]
-    return [
-        _Run(int(source[start]), int(target[start]), end - start)
-        for start, end in pairwise(bounds)
-    ]
-
-
-def _copy_small(
-    source: np.ndarray[Any, Any],
-    target: np.ndarray[Any, Any],
-    source_ids: torch.Tensor | None,
-    target_ids: torch.Tensor | None,
-) -> None:
-    if target_ids is not None:
-        target[target_ids.numpy()] = source if source_ids is None else source[source_ids.numpy()]
-    elif source_ids is None:
-        np.copyto(target, source)
-    elif source.flags.c_contiguous and target.flags.c_contiguous:
-        np.take(source, source_ids.numpy(), axis=0, out=target, mode="clip")
-    else:
-        target[...] = source[source_ids.numpy()]
-
-
-def _copy_torch(
-    source: torch.Tensor, target: torch.Tensor, source_ids: torch.Tensor | None, target_ids: torch.Tensor | None
-) -> None:
-    taken = source if source_ids is None else source.index_select(0, source_ids)
-    if target_ids is None:
-        target.copy_(taken)
-    else:
-        target.index_copy_(0, target_ids, taken)

@@ -1,4 +1,4 @@
-"""A plugin with the fixture `device`: every kernel test runs once with the reference, on the CPU, and once with Triton.
+"""A plugin with the fixture `device`: kernel tests run with the CPU's kernels, the reference, and Triton.
 
 Triton runs on the GPU where there is one, else in its interpreter on the CPU. Test modules name the plugin themselves
 and need no conftest, so that they run from a bare checkout on a machine with a GPU.
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import dispatch
+from kernels import dispatch, reference
 
 TORCH_OF_TRITON = {
     "fp32": torch.float32,
@@ -25,12 +25,15 @@ TORCH_OF_TRITON = {
 BITS_OF_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
-@pytest.fixture(params=["reference", "triton"])
+@pytest.fixture(params=["cpu", "reference", "triton"])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Where the tensors of a test lie; its kernels are those of the variant."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "reference":
+        if request.param == "cpu":
             yield torch.device("cpu")
+        elif request.param == "reference":
+            patch.setattr(dispatch, "implementation_for", lambda device, *, fp8=False: reference)
+            yield torch.device("cuda" if torch.cuda.is_available() else "cpu")
         elif torch.cuda.is_available():
             pytest.importorskip("triton")
             yield torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,116 @@
+"""Quantising on the CPU: numpy over pieces that stay in the cache, and two compiled loops over their bits.
+
+Step for step the arithmetic of the GPU's kernel, so that both give the same bits. Floats are handled by their integers,
+for numpy has neither bfloat16 nor float8.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.compiled import compiled
+from kernels.fp8 import E4M3_MAX, SCALE_MIN
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Bits = np.ndarray[Any, np.dtype[Any]]
+
+_NORMAL_MIN = np.uint32(0x3C80_0000)
+"""2^-6, the smallest e4m3 number with a full mantissa, as the bits of a float32."""
+
+_INFINITY = np.uint32(0x7F80_0000)
+_MAGNITUDE = np.uint32(0x7FFF_FFFF)
+_RAISED = np.float32(2.0**14)
+"""Added to a smaller magnitude it makes float32 round to steps of 2^-9, e4m3's among its smallest."""
+
+_RAISED_BITS = np.uint32(0x4680_0000)
+
+
+def quantize(blocks: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> None:
+    """All with the axes `[blocks, layers, outer, heads, tokens, head_dim]`, scales without the last two."""
+    codes = values.view(torch.uint8).numpy()
+    for place in np.ndindex(*blocks.shape[:2]):
+        piece = blocks[place]
+        wide = _widened(piece).reshape(piece.shape[0] * piece.shape[1], -1)
+        largest = np.empty(len(wide), np.uint32)
+        _largest(wide.view(np.uint32), largest)
+        scale = np.maximum(largest.view(np.float32) / np.float32(E4M3_MAX), np.float32(SCALE_MIN))
+        scale[largest >= _INFINITY] = np.nan
+        scales[place] = torch.from_numpy(scale).view(piece.shape[:2])
+        np.multiply(wide, (np.float32(1.0) / scale)[:, None], out=wide)
+        np.clip(wide, -np.float32(E4M3_MAX), np.float32(E4M3_MAX), out=wide)
+        raised = np.abs(wide)
+        raised += _RAISED
+        code = np.empty(wide.shape, np.uint8)
+        _encode(wide.view(np.uint32), raised.view(np.uint32), code)
+        codes[place] = code.reshape(piece.shape)
+
+
+def dequantize(values: torch.Tensor, scales: torch.Tensor, blocks: torch.Tensor) -> None:
+    codes, scale = values.view(torch.uint8).numpy(), scales.numpy()
+    for place in np.ndindex(*values.shape[:2]):
+        wide = _numbers()[codes[place]]
+        wide *= scale[place][..., None, None]
+        _narrow(wide, blocks[place])
+
+
+@cache
+def _numbers() -> Floats:
+    """What each of the 256 codes stands for."""
+    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+
+
+def _widened(piece: torch.Tensor) -> Floats:
+    """A contiguous float32 copy."""
+    if piece.dtype == torch.bfloat16:
+        bits = piece.view(torch.int16).numpy().view(np.uint16).astype(np.uint32, order="C")
+        bits <<= np.uint32(16)
+        return bits.view(np.float32)
+    return np.array(piece.numpy(), np.float32, order="C")
+
+
+def _narrow(wide: Floats, piece: torch.Tensor) -> None:
+    """Write float32 into a tensor, rounded to nearest, ties to even."""
+    if piece.dtype != torch.bfloat16:
+        with np.errstate(over="ignore"):  # past float16's range, which is its infinity
+            np.copyto(piece.numpy(), wide, casting="same_kind")
+        return
+    rounded = np.empty(wide.shape, np.uint16)
+    _to_bfloat16(np.ascontiguousarray(wide).view(np.uint32).reshape(-1), rounded.reshape(-1))
+    np.copyto(piece.view(torch.int16).numpy().view(np.uint16), rounded)
+
+
+@compiled
+def _largest(bits: Bits, largest: Bits) -> None:
+    """The largest magnitude of each row; among floats' bits it is the largest integer, NaN above all."""
+    for row in range(bits.shape[0]):
+        most = np.uint32(0)
+        for at in range(bits.shape[1]):
+            most = max(most, bits[row, at] & _MAGNITUDE)
+        largest[row] = most
+
+
+@compiled
+def _encode(bits: Bits, raised: Bits, codes: Bits) -> None:
+    """e4m3 of float32 numbers of at most 448, rounded to nearest, ties to even; `raised`: their magnitudes + 2^14."""
+    for row in range(bits.shape[0]):
+        for at in range(bits.shape[1]):
+            word = bits[row, at]
+            magnitude = word & _MAGNITUDE
+            # Exponent and three bits of mantissa, with the exponent's bias taken from 127 to 7.
+            odd = (magnitude >> np.uint32(20)) & np.uint32(1)
+            code = ((magnitude + np.uint32(0x7FFFF) + odd) >> np.uint32(20)) - np.uint32(120 << 3)
+            code = code if magnitude >= _NORMAL_MIN else raised[row, at] - _RAISED_BITS
+            code = code if magnitude <= _INFINITY else np.uint32(0x7F)
+            codes[row, at] = np.uint8(code | (word >> np.uint32(24)) & np.uint32(0x80))
+
+
+@compiled
+def _to_bfloat16(bits: Bits, rounded: Bits) -> None:
+    for at in range(bits.shape[0]):
+        word = bits[at]
+        up = (word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        rounded[at] = np.uint16(up if word & _MAGNITUDE <= _INFINITY else np.uint32(0x7FC0))
