@@ -6,11 +6,12 @@ in the same run, a pool of plain dictionaries does the same without states, guar
 
 from __future__ import annotations
 
-import hashlib
+import random
 import statistics
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from event_plane.figures import Figure, at_most
 from event_plane.schema import Namespace
@@ -23,7 +24,7 @@ from storage_agent.port import BlockKey
 BLOCKS = 100_000
 BLOCKS_LARGE = 1_000_000
 MEASURED = 100_000
-MEASURED_QUICK = 20_000
+MEASURED_QUICK = 10_000
 BATCH_BLOCKS = 64
 """Blocks of a request of a thousand tokens."""
 CHAIN_BLOCKS = 8
@@ -33,41 +34,55 @@ STEPS = ("allocate", "commit", "register", "match", "drop")
 PAGE_TOKENS = 16
 NAMESPACE = Namespace(tenant="bench", block_tokens=PAGE_TOKENS)
 
+K = TypeVar("K")
 StepTimes = dict[str, float]
 """Median ns of each step for one block."""
 Cycle = Callable[[Sequence[BlockIdentity]], list[int]]
-"""Takes some blocks through all steps, and returns the ns at its start and after each step."""
+"""Takes some blocks through all steps; the clock's ns at the start and after each step."""
 
 
 def pool_figures(quick: bool) -> list[Figure]:
-    """About a minute, most of it filling a pool of a million blocks; `quick` measures fewer blocks, in the same pools.
+    """About a minute; `quick` measures fewer blocks, in the same pools, in half a minute. Takes 1.5 GB.
 
-    A pool of a million blocks with its identities takes 1 GB.
+    Times are the thread's own, so that what else the machine does counts little; what is compared takes turns.
     """
     measured = MEASURED_QUICK if quick else MEASURED
-    plain = _times(_plain_cycle, BLOCKS, measured)
-    ours = _times(_batch_cycle("lru"), BLOCKS, measured)
-    figures = [
-        *(Figure(f"pool of {BLOCKS:,}, {step}", ours[step], "ns a block") for step in STEPS),
-        *_totals(f"pool of {BLOCKS:,}, lru", ours, plain),
-        *_totals(f"pool of {BLOCKS:,}, lru, each block by itself", _times(_single_cycle, BLOCKS, measured), plain),
+    orders: tuple[ReuseName, ...] = ("lru", "fifo", "multi_lru", "lineage")
+    openings: dict[str, Callable[[int], Cycle]] = {str(order): _batch_cycle(order) for order in orders}
+    openings |= {"lru, each block by itself": _single_cycle, "plain dictionaries": _plain_cycle}
+    times = _take_turns({name: _filled(opening, BLOCKS) for name, opening in openings.items()}, measured)
+    plain = _total(times.pop("plain dictionaries"))
+    size = f"pool of {BLOCKS:,}"
+    figures = [Figure(f"{size}, lru, {step}", times["lru"][step], "ns a block") for step in STEPS]
+    figures.append(Figure(f"{size}, plain dictionaries, all steps", plain, "ns a block"))
+    for name, each in times.items():
+        figures.append(Figure(f"{size}, {name}, all steps", _total(each), "ns a block"))
+        figures.append(Figure(f"{size}, {name}, against plain dictionaries", _total(each) / plain, "×"))
+    return figures + _growth(measured)
+
+
+def _growth(measured: int) -> list[Figure]:
+    """What a block costs in a pool of a million beside one of a hundred thousand."""
+    openings = {"lru": _batch_cycle("lru"), "plain dictionaries": _plain_cycle}
+    cycles = {
+        (name, blocks): _filled(opening, blocks)
+        for name, opening in openings.items()
+        for blocks in (BLOCKS, BLOCKS_LARGE)
+    }
+    totals = {key: _total(each) for key, each in _take_turns(cycles, measured).items()}
+    growths = {name: totals[name, BLOCKS_LARGE] / totals[name, BLOCKS] for name in openings}
+    size = f"pool of {BLOCKS_LARGE:,}"
+    return [
+        *(Figure(f"{size}, {name}, all steps", totals[name, BLOCKS_LARGE], "ns a block") for name in openings),
+        at_most(f"{size}, lru, against {BLOCKS:,}", growths["lru"], "×", GROWTH_MAX),
+        Figure(f"{size}, plain dictionaries, against {BLOCKS:,}", growths["plain dictionaries"], "×"),
     ]
-    others: tuple[ReuseName, ...] = ("fifo", "multi_lru", "lineage")
-    for name in others:
-        figures += _totals(f"pool of {BLOCKS:,}, {name}", _times(_batch_cycle(name), BLOCKS, measured), plain)
-    large = _times(_batch_cycle("lru"), BLOCKS_LARGE, measured)
-    figures += _totals(f"pool of {BLOCKS_LARGE:,}, lru", large, _times(_plain_cycle, BLOCKS_LARGE, measured))
-    growth = _total(large) / _total(ours)
-    figures.append(at_most(f"pool of {BLOCKS_LARGE:,} against {BLOCKS:,}, lru", growth, "×", GROWTH_MAX))
-    return figures
 
 
 def identities(count: int, first: int = 0) -> list[BlockIdentity]:
     """Blocks in chains of `CHAIN_BLOCKS`, with hashes that are as random as real ones."""
-    hashes = [
-        int.from_bytes(hashlib.blake2b(n.to_bytes(8, "little"), digest_size=16).digest(), "little")
-        for n in range(first, first + count)
-    ]
+    chance = random.Random(first)
+    hashes = [chance.getrandbits(128) for _ in range(count)]
     return [
         BlockIdentity(
             key=BlockKey(NAMESPACE.namespace_id, 0, own),
@@ -81,28 +96,27 @@ def identities(count: int, first: int = 0) -> list[BlockIdentity]:
     ]
 
 
-def _totals(name: str, times: StepTimes, plain: StepTimes) -> list[Figure]:
-    return [
-        Figure(f"{name}, all steps", _total(times), "ns a block"),
-        Figure(f"{name}, against plain dictionaries", _total(times) / _total(plain), "×"),
-    ]
-
-
 def _total(times: StepTimes) -> float:
     return sum(times.values())
 
 
-def _times(open_cycle: Callable[[int], Cycle], blocks: int, measured: int) -> StepTimes:
-    """Fill a pool of `blocks` once, then measure `measured` more."""
+def _filled(open_cycle: Callable[[int], Cycle], blocks: int) -> Cycle:
+    """The cycle of a pool whose blocks are all registered and inactive."""
     cycle = open_cycle(blocks)
     for at in range(0, blocks, BATCH_BLOCKS):
         cycle(identities(BATCH_BLOCKS, at))
-    spent: dict[str, list[float]] = {step: [] for step in STEPS}
-    for at in range(blocks, blocks + measured, BATCH_BLOCKS):
-        marks = cycle(identities(BATCH_BLOCKS, at))
-        for step, begun_ns, ended_ns in zip(STEPS, marks, marks[1:], strict=False):
-            spent[step].append((ended_ns - begun_ns) / BATCH_BLOCKS)
-    return {step: statistics.median(each) for step, each in spent.items()}
+    return cycle
+
+
+def _take_turns(cycles: Mapping[K, Cycle], measured: int) -> dict[K, StepTimes]:
+    """Take `measured` blocks that no pool has seen through each cycle, a batch of one pool after a batch of another."""
+    spent: dict[K, dict[str, list[float]]] = {name: {step: [] for step in STEPS} for name in cycles}
+    for at in range(BLOCKS_LARGE, BLOCKS_LARGE + measured, BATCH_BLOCKS):
+        for name, cycle in cycles.items():
+            marks = cycle(identities(BATCH_BLOCKS, at))
+            for step, begun_ns, ended_ns in zip(STEPS, marks, marks[1:], strict=False):
+                spent[name][step].append((ended_ns - begun_ns) / BATCH_BLOCKS)
+    return {name: {step: statistics.median(each) for step, each in by_step.items()} for name, by_step in spent.items()}
 
 
 def _open(blocks: int, reuse: ReuseName) -> BlockPool:
@@ -121,7 +135,7 @@ def _batch_cycle(reuse: ReuseName) -> Callable[[int], Cycle]:
     """A batch's blocks take each step together. Tails are let go of first, as engines do."""
 
     def open_cycle(blocks: int) -> Cycle:
-        pool, clock = _open(blocks, reuse), time.perf_counter_ns
+        pool, clock = _open(blocks, reuse), time.thread_time_ns
 
         def cycle(wanted: Sequence[BlockIdentity]) -> list[int]:
             keys = [identity.key for identity in wanted]
@@ -147,7 +161,7 @@ def _batch_cycle(reuse: ReuseName) -> Callable[[int], Cycle]:
 
 def _single_cycle(blocks: int) -> Cycle:
     """Each block takes each step by itself; its tokens are counted, not written at once."""
-    pool, clock = _open(blocks, "lru"), time.perf_counter_ns
+    pool, clock = _open(blocks, "lru"), time.thread_time_ns
 
     def cycle(wanted: Sequence[BlockIdentity]) -> list[int]:
         marks = [clock()]
@@ -178,7 +192,7 @@ def _plain_cycle(blocks: int) -> Cycle:
     key_at: list[BlockKey | None] = [None] * blocks
     references = [0] * blocks
     idle: OrderedDict[int, None] = OrderedDict()
-    clock = time.perf_counter_ns
+    clock = time.thread_time_ns
 
     def allocate(count: int) -> list[int]:
         for _ in range(count - len(free)):

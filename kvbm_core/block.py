@@ -157,10 +157,10 @@ class Pool(Protocol):
 class Guard:
     """Holds a block, and gives it back exactly once: the pool's lock decides which of several threads does it."""
 
-    __slots__ = ("__weakref__", "_pool", "holds", "slot")
+    __slots__ = ("__weakref__", "holds", "pool", "slot")
 
     def __init__(self, pool: Pool, slot: Slot) -> None:
-        self._pool = pool
+        self.pool = pool
         self.slot = slot
         """The block's, which may be another guard's by now; `held` is for everybody but the pool."""
         self.holds = True
@@ -171,7 +171,7 @@ class Guard:
         # collector runs in the middle of anything, a pool's step included.
         if self.holds:
             self.holds = False
-            self._pool.take_back_later(self.slot)
+            self.pool.take_back_later(self.slot)
 
     @property
     def index(self) -> int:
@@ -181,16 +181,16 @@ class Guard:
     def release(self) -> None:
         """Give the block back. Idempotent."""
         if self.holds:
-            self._pool.take_back(self)
+            self.pool.take_back(self)
 
     def check_pool(self, pool: Pool) -> None:
         """Raises `BlockStateError` when the block is another pool's."""
-        if self._pool is not pool:
+        if self.pool is not pool:
             raise BlockStateError(f"block {self.slot.index} is not of pool {pool.name}: give it to its own")
 
     def held(self, pool: Pool | None = None) -> Slot:
         """The block's slot. Raises `BlockStateError` once released, or when the block is another pool's than `pool`."""
-        if pool is not None and self._pool is not pool:
+        if pool is not None and self.pool is not pool:
             self.check_pool(pool)
         if not self.holds:
             guard = type(self).__name__
@@ -227,18 +227,18 @@ class MutableBlock(Guard):
         """
         if salt is not None and not 0 <= salt <= _LOW_64:
             raise ValueError(f"salt {salt} is no u64: take it from KvbmConfig.salt_of()")
-        with self._pool.lock:
+        with self.pool.lock:
             slot = self.held()
             slot.step(_INIT_SEQUENCE)
             slot.salt = salt
             slot.tokens = None if salt is None else bytearray()
-            if self._pool.hooks.listeners:
-                self._pool.note(LifeStep.INITIALISED, slot)
-        self._pool.hooks.tell()
+            if self.pool.hooks.listeners:
+                self.pool.note(LifeStep.INITIALISED, slot)
+        self.pool.hooks.tell()
 
     def fill(self, tokens: int) -> None:
         """Count `tokens` more whose keys and values were written. Raises `BlockStateError` when they do not fit."""
-        with self._pool.lock:
+        with self.pool.lock:
             slot = self.held()
             if slot.tokens is not None:
                 raise BlockStateError(f"block {slot.index} keeps its tokens: give them with add_tokens, not with fill")
@@ -255,7 +255,7 @@ class MutableBlock(Guard):
         started without a salt.
         """
         added = little_endian_u32(tokens)
-        with self._pool.lock:
+        with self.pool.lock:
             slot = self.held()
             kept = slot.tokens
             if kept is None and slot.state is BlockState.PARTIAL:
@@ -272,7 +272,7 @@ class MutableBlock(Guard):
         Raises `BlockStateError` when it is not full, `WrongIdentityError` when its own tokens, or its size, are not
         those that `identity` names.
         """
-        pool = self._pool
+        pool = self.pool
         with pool.lock:
             slot = self.held()
             state = next_state(slot.state, _COMMIT)
@@ -292,24 +292,24 @@ class MutableBlock(Guard):
 
     def taken_over(self) -> MutableBlock:
         """The block under another guard, for who writes it from now on; this one ends."""
-        with self._pool.lock:
+        with self.pool.lock:
             slot = self.held()
             self.holds = False
-        return MutableBlock(self._pool, slot)
+        return MutableBlock(self.pool, slot)
 
     def reset(self) -> None:
         """Give up what was written and hold an empty block. Raises `BlockStateError` once released."""
-        with self._pool.lock:
+        with self.pool.lock:
             slot = self.held()
             slot.step(_RESET)
             slot.empty()
-            if self._pool.hooks.listeners:
-                self._pool.note(LifeStep.RESET, slot)
-        self._pool.hooks.tell()
+            if self.pool.hooks.listeners:
+                self.pool.note(LifeStep.RESET, slot)
+        self.pool.hooks.tell()
 
     def _fill(self, slot: Slot, tokens: int) -> None:
         state = next_state(slot.state, _FILL)
-        free = self._pool.page_tokens - slot.filled_tokens
+        free = self.pool.page_tokens - slot.filled_tokens
         if not 0 < tokens <= free:
             raise BlockStateError(f"block {slot.index} has room for {free} tokens, not {tokens}: fill the next block")
         slot.state = state
@@ -329,11 +329,11 @@ class CompleteBlock(Guard):
 
     def register(self, *, copied: bool = False, priority: int = PRIORITY_DEFAULT) -> ImmutableBlock:
         """Make it findable; this guard ends. `copied`: it is a copy of a block that another tier holds."""
-        return self._pool.register(self, copied=copied, priority=priority)
+        return self.pool.register(self, copied=copied, priority=priority)
 
     def reset(self) -> MutableBlock:
         """Give up what was written; this guard ends, and the one returned holds an empty block."""
-        pool = self._pool
+        pool = self.pool
         with pool.lock:
             slot = self.held()
             slot.step(_RESET)
@@ -364,7 +364,7 @@ class ImmutableBlock(Guard):
     @priority.setter
     def priority(self, priority: int) -> None:
         check_priority(priority)
-        with self._pool.lock:
+        with self.pool.lock:
             self.held().priority = priority
 
     @property
@@ -374,25 +374,25 @@ class ImmutableBlock(Guard):
 
     def clone(self) -> ImmutableBlock:
         """A second guard of the same block."""
-        return self._pool.share(self)
+        return self.pool.share(self)
 
     def downgrade(self) -> WeakBlock:
         """A reference that does not prevent eviction; this guard goes on."""
-        return WeakBlock(self._pool, self.identity.key)
+        return WeakBlock(self.pool, self.identity.key)
 
 
 class WeakBlock:
     """Remembers a block without holding it, so there is nothing to release."""
 
-    __slots__ = ("_pool", "key")
+    __slots__ = ("key", "pool")
 
     def __init__(self, pool: Pool, key: BlockKey) -> None:
-        self._pool = pool
+        self.pool = pool
         self.key = key
 
     def upgrade(self) -> ImmutableBlock | None:
         """The block, if its pool still has it."""
-        return self._pool.acquire(self.key)
+        return self.pool.acquire(self.key)
 
 
 def check_priority(priority: int) -> None:

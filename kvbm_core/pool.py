@@ -113,7 +113,6 @@ class BlockPool:
         self._inactive = reuse
         self._registry = BlockRegistry(on_store, on_remove)
         self._duplicates = duplicates
-        self._registrations = 0
         self._counters = PoolCounters()
         # Filled by the garbage collector, which may run while this thread holds the lock; emptied under the lock.
         self._returned: deque[Slot] = deque()
@@ -260,7 +259,8 @@ class BlockPool:
         with self.lock:
             slot = block.held(self)
             if slot.is_listed:
-                self._unlist(slot)
+                self._registry.drop(block.identity)
+                slot.is_listed = False
                 if self.hooks.listeners:
                     self.note(LifeStep.FORGOTTEN, slot)
         self.hooks.tell()
@@ -306,7 +306,8 @@ class BlockPool:
         """
         with self.lock:
             for guard in guards:
-                guard.check_pool(self)
+                if guard.pool is not self:
+                    guard.check_pool(self)
             for guard in guards:
                 if guard.holds:
                     guard.holds = False
@@ -351,15 +352,15 @@ class BlockPool:
     def _give_back(self, slot: Slot) -> None:
         if self.hooks.listeners:
             self.note(LifeStep.RELEASED, slot)
-        if slot.references:
-            self._unreference(slot)
-        else:
+        if not slot.references:
             self._make_reset(slot, _RESET)
-
-    def _unreference(self, slot: Slot) -> None:
-        slot.references -= 1
-        if slot.references:
             return
+        slot.references -= 1
+        if not slot.references:
+            self._make_inactive(slot)
+
+    def _make_inactive(self, slot: Slot) -> None:
+        """Nobody holds the registered block any more."""
         if slot.is_listed:
             self._inactive.insert(slot)
             if self.hooks.listeners:
@@ -368,7 +369,9 @@ class BlockPool:
         first = slot.first_copy
         self._make_reset(slot, _DISCARD)
         if first is not None:
-            self._unreference(first)
+            first.references -= 1
+            if not first.references:
+                self._make_inactive(first)
 
     def _reference(self, slot: Slot) -> None:
         if not slot.references:
@@ -399,14 +402,13 @@ class BlockPool:
             slot.first_copy = None
             slot.was_matched = False
             slot.priority = priority
-            self._registrations += 1
-            slot.registered_order = self._registrations
+            self._counters.registered += 1
+            slot.registered_order = self._counters.registered
             if self._inactive.counts_uses:
                 self._inactive.used(slot)
             if self.hooks.listeners:
                 self.note(LifeStep.REGISTERED, slot)
             kept.append(slot)
-            self._counters.registered += 1
         return kept
 
     def _register_duplicate(self, slot: Slot, first: Slot, priority: int) -> Slot:
@@ -438,16 +440,10 @@ class BlockPool:
 
     def _vacate(self, slot: Slot) -> BlockIdentity:
         """Reset a block that was inactive; what it was."""
-        identity = self._unlist(slot)
-        self._make_reset(slot, _EVICT)
-        return identity
-
-    def _unlist(self, slot: Slot) -> BlockIdentity:
-        """Let the key find nothing any more."""
         identity = slot.identity
         assert identity is not None, "a registered block has an identity"
         self._registry.drop(identity)
-        slot.is_listed = False
+        self._make_reset(slot, _EVICT)
         return identity
 
     def _make_reset(self, slot: Slot, trigger: Trigger) -> None:
