@@ -2,6 +2,9 @@
 
 A depth is the number of blocks of one call: they are under way together. Every put ends with its fdatasync, and so does
 every raw write; reads find a cold cache where the mode has one. GB/s count payloads alone.
+
+Payloads and raw blocks lie in the same kind of memory: at page boundaries, in pages of 4 KiB. Shown beside, without a
+goal: raw I/O from huge pages, which a slab moves its bytes through, and a slab whose payloads lie anywhere.
 """
 
 from __future__ import annotations
@@ -21,13 +24,15 @@ from event_plane.schema import Namespace
 from storage_agent.agent import StorageAgent
 from storage_agent.bench_endurance import flat_memory, recovery_figures
 from storage_agent.bench_lookup import lookup_us
-from storage_agent.bench_media import MEDIA, Medium, MediumAbsent, RawWay, medium
+from storage_agent.bench_media import HUGE_PAGES, MEDIA, Medium, MediumAbsent, RawWay, medium
 from storage_agent.errors import StorageAgentError, VolumeError
+from storage_agent.files import whole_pages
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result
 
 KIB = 1024
-SIZES = (64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB)
-SIZES_QUICK = (64 * KIB, 1024 * KIB)
+MIB = 1024 * KIB
+SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB)
+SIZES_QUICK = (64 * KIB, MIB)
 DEPTHS = (1, 16, 256)
 DEPTHS_QUICK = (16,)
 CELL_S = 6.0
@@ -36,6 +41,7 @@ ROUNDS_MIN = 3
 ROUNDS_MAX = 200
 WITH_GOAL = ("slab", "block device")
 GOAL_DEPTH_MIN = 16
+ANYWHERE_DEPTH = 16
 GOAL_RATIO = 0.95
 NAMESPACE = Namespace(tenant="bench")
 FOLDER_VARIABLE = "KVADVISOR_BENCH_FOLDER"
@@ -66,6 +72,7 @@ def run(quick: bool) -> list[Figure]:
                     figures += _cell(folder, name, block_bytes, depth, CELL_S_QUICK)
                 else:
                     figures += _goals(name, block_bytes, depth)
+        figures += _cell(folder, "slab", MIB, ANYWHERE_DEPTH, CELL_S_QUICK if quick else CELL_S, is_anywhere=True)
         figures.append(at_most("get, metadata of a block", lookup_us(), "µs of the processor", 5))
         figures += recovery_figures(folder, quick)
         figures += flat_memory(folder, quick)
@@ -76,16 +83,20 @@ def _is_quick(name: str, block_bytes: int, depth: int) -> bool:
     return depth in DEPTHS_QUICK and block_bytes in (SIZES_QUICK if name == "slab" else SIZES_QUICK[:1])
 
 
-def _cell(folder: Path, name: str, block_bytes: int, depth: int, budget_s: float) -> list[Figure]:
-    """Puts and gets of `depth` blocks of one size on one medium."""
-    row = _row(name, block_bytes, depth)
+def _cell(
+    folder: Path, name: str, block_bytes: int, depth: int, budget_s: float, *, is_anywhere: bool = False
+) -> list[Figure]:
+    """Puts and gets of `depth` blocks of one size on one medium; `is_anywhere`: payloads at no page boundary."""
+    has_goal = _has_goal(name, depth) and not is_anywhere
+    row = _row(name, block_bytes, depth) + (", anywhere" if is_anywhere else "")
+    payloads = _anywhere(block_bytes, depth) if is_anywhere else _at_page_boundaries(block_bytes, depth)
     try:
         with ExitStack() as closing:
             place = medium(name, folder, block_bytes, depth, closing)
-            mode, times = _measure(place, block_bytes, depth, budget_s, closing)
+            mode, times = _measure(place, payloads, budget_s, closing)
     except (MediumAbsent, StorageAgentError) as error:
-        return [Figure(row, None, "", note=str(error)).placed(row, "mode"), *_goals(name, block_bytes, depth)]
-    has_goal = _has_goal(name, depth)
+        missing = Figure(row, None, "", note=str(error)).placed(row, "mode")
+        return [missing, *(_goals(name, block_bytes, depth) if has_goal else [])]
     busy = sum(times.cpu) / (sum(times.put) + sum(times.get))
     return [
         *_figures(row, "put", times.put, times.raw_put, block_bytes * depth, has_goal=has_goal),
@@ -95,7 +106,19 @@ def _cell(folder: Path, name: str, block_bytes: int, depth: int, budget_s: float
     ]
 
 
-def _measure(place: Medium, block_bytes: int, depth: int, budget_s: float, closing: ExitStack) -> tuple[str, _Times]:
+def _at_page_boundaries(block_bytes: int, depth: int) -> list[memoryview]:
+    memory = whole_pages(block_bytes * depth)
+    memory[:] = os.urandom(block_bytes) * depth
+    return [memory[number * block_bytes : (number + 1) * block_bytes] for number in range(depth)]
+
+
+def _anywhere(block_bytes: int, depth: int) -> list[memoryview]:
+    return [memoryview(bytearray(os.urandom(block_bytes + 1)))[1:] for _ in range(depth)]
+
+
+def _measure(
+    place: Medium, payloads: Sequence[memoryview], budget_s: float, closing: ExitStack
+) -> tuple[str, _Times]:
     """The volume's mode. Rounds of a put, a get, and each raw way, one after another, until `budget_s` is over.
 
     Raises `VolumeError`.
@@ -112,9 +135,7 @@ def _measure(place: Medium, block_bytes: int, depth: int, budget_s: float, closi
     mode = agent.register_volume(place.descriptor).mode
     ways: list[RawWay] = place.raw_ways(mode, closing)
     times = _Times()
-    content = os.urandom(block_bytes)
-    keys = [BlockKey(NAMESPACE.namespace_id, 0, number + 1) for number in range(depth)]
-    payloads = [memoryview(bytearray(content)) for _ in range(depth)]
+    keys = [BlockKey(NAMESPACE.namespace_id, 0, number + 1) for number in range(len(payloads))]
     blocks = [PutBlock(key, NAMESPACE, payload) for key, payload in zip(keys, payloads, strict=True)]
     ends_s = time.monotonic() + budget_s
     while len(times.put) < ROUNDS_MIN or (time.monotonic() < ends_s and len(times.put) < ROUNDS_MAX):
@@ -143,12 +164,19 @@ def _figures(
     # Of the mode that the volume uses, which is the first.
     mode = next(iter(raw)).partition(",")[0]
     best = min((way for way in raw if way.startswith(mode)), key=lambda way: statistics.median(raw[way]))
+    in_huge_pages = [statistics.median(raw[way]) for way in raw if way.startswith(HUGE_PAGES)]
     ratio = statistics.median(theirs / our for theirs, our in zip(raw[best], ours, strict=True))
     speed = round_bytes / statistics.median(raw[best]) / 1e9
     return [
         *figures,
         Figure(f"{row}, raw {verb}", speed, "GB/s").placed(row, f"raw {verb} GB/s"),
         Figure(f"{row}, raw {verb} by", None, "", note=best).placed(row, f"raw {verb} by"),
+        *(
+            Figure(f"{row}, raw {verb} from huge pages", round_bytes / seconds / 1e9, "GB/s").placed(
+                row, f"huge raw {verb} GB/s"
+            )
+            for seconds in in_huge_pages
+        ),
         _ratio(row, verb, ratio, has_goal=has_goal),
     ]
 

@@ -21,11 +21,14 @@ from storage_agent.bench_raw import Mode, RawFile
 from storage_agent.bench_seaweed import BUCKET, SeaweedServer, weed_program
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.endpoints import Endpoint
+from storage_agent.files import huge_pages, whole_pages
 
 MEDIA = ("slab", "block device", "directory", "memory", "remote", "object")
 S3_VARIABLE = "KVADVISOR_BENCH_S3"
 """`http://host:port/bucket` of an S3 server that may be measured; keys are the AWS_ variables of the environment. One
 of this host's own is started where it is not set."""
+HUGE_PAGES = "huge pages, "
+"""Before the name of a raw way whose memory is in them."""
 _DEVICE_SLACK_BYTES = 1 << 20
 """Room for a slab's own pages, on top of its slots."""
 _OBJECTS_AT_ONCE = 16
@@ -112,7 +115,7 @@ def _same_file(path: Path, block_bytes: int, depth: int, mode: str, closing: Exi
     """The last part of the volume's own file, behind its pages, while no block lies there."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END) // 4096 * 4096
-    return _raw_ways(path, [end - (number + 1) * block_bytes for number in range(depth)], block_bytes, mode, closing)
+    return _raw_ways(path, [end - number * block_bytes for number in range(depth, 0, -1)], block_bytes, mode, closing)
 
 
 def _file_beside(path: Path, block_bytes: int, depth: int, mode: str, closing: ExitStack) -> list[RawWay]:
@@ -123,19 +126,23 @@ def _file_beside(path: Path, block_bytes: int, depth: int, mode: str, closing: E
 
 
 def _raw_ways(path: Path, offsets: list[int], block_bytes: int, mode: str, stack: ExitStack) -> list[RawWay]:
-    """By one thread and by as many as cores, in the volume's own mode first."""
+    """By one thread and by as many as cores, in the volume's own mode first; and that from huge pages, as a slab's."""
     modes: tuple[Mode, ...] = ("O_DIRECT", "buffered") if mode.startswith("O_DIRECT") else ("buffered", "O_DIRECT")
     cores = os.cpu_count() or 1
     ways: list[RawWay] = []
-    for each in modes:
+    by_all, all_cores = {"one thread": 1, f"{cores} threads": cores}, {f"{cores} threads": cores}
+    for each, of_pages, memory, counts in (
+        (modes[0], "", whole_pages, by_all),
+        (modes[1], "", whole_pages, by_all),
+        (modes[0], HUGE_PAGES, huge_pages, all_cores),
+    ):
         try:
-            raw = stack.enter_context(closing(RawFile(path, each, offsets, block_bytes)))
+            raw = stack.enter_context(closing(RawFile(path, each, offsets, block_bytes, memory)))
         except OSError:
             continue  # the file system does not take the mode
-        for name, threads in (("one thread", 1), (f"{cores} threads", cores)):
-            ways.append(
-                RawWay(f"{each}, {name}", partial(raw.write, threads), partial(raw.read, threads), raw.forget_cached)
-            )
+        for name, threads in counts.items():
+            write, read = partial(raw.write, threads), partial(raw.read, threads)
+            ways.append(RawWay(f"{of_pages}{each}, {name}", write, read, raw.forget_cached))
     return ways
 
 

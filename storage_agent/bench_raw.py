@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,20 +9,24 @@ from pathlib import Path
 from typing import Literal
 
 Mode = Literal["O_DIRECT", "buffered"]
+Memory = Callable[[int], memoryview]
+"""So many bytes at a page boundary, as O_DIRECT wants them."""
 
 
 class RawFile:
     """Blocks of one size at given offsets of one file, by one thread or by several at once. Close it."""
 
-    def __init__(self, path: Path, mode: Mode, offsets: Sequence[int], block_bytes: int) -> None:
-        """`offsets` and `block_bytes` are whole pages. Raises `OSError` where the file does not take the mode."""
+    def __init__(self, path: Path, mode: Mode, offsets: Sequence[int], block_bytes: int, memory: Memory) -> None:
+        """`offsets` and `block_bytes` are whole pages; `memory` makes what they are moved from and to.
+
+        Raises `OSError` where the file does not take the mode.
+        """
         direct = os.O_DIRECT if mode == "O_DIRECT" else 0
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | direct)
         self._is_buffered = mode == "buffered"
         self._offsets = offsets
         # Each block has memory of its own: what a batch moves does not stay in the processor's cache.
-        self._memory = mmap.mmap(-1, len(offsets) * block_bytes)
-        view = memoryview(self._memory)
+        view = memory(len(offsets) * block_bytes)
         view[:] = os.urandom(block_bytes) * len(offsets)
         self._blocks = [view[n * block_bytes : (n + 1) * block_bytes] for n in range(len(offsets))]
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1)
