@@ -136,7 +136,7 @@ def pack_index(mark: int, blocks: Sequence[tuple[BlockHeader, int]]) -> tuple[by
     count = len(blocks)
     try:
         table = SlotRows.of(count, (header._replace(slot=n) for n, (header, _) in enumerate(blocks)))
-    except (OverflowError, ValueError) as error:
+    except (OverflowError, ValueError, struct.error) as error:
         raise BlockFormatError(f"a header's number is out of range: {error}") from error
     rows, names = table.pack()
     times = np.array([stored_ms for _, stored_ms in blocks], dtype="<i8")
