@@ -20,7 +20,7 @@ from event_plane.errors import TransportError
 from event_plane.nats_connection import NatsConnection, PlaceUnusable
 from event_plane.transport import PlaneUrl, parse_url
 from storage_agent.command_desk import Answer
-from storage_agent.command_wire import REQUEST_BYTES_MAX, StatRequest, encode
+from storage_agent.command_wire import REQUEST_BYTES_MAX, RefusedReply, StatRequest, encode
 from storage_agent.errors import AgentUnreachable, ServiceError
 
 SCHEME = "nats://"
@@ -87,6 +87,14 @@ class NatsCommandListener:
             self._take(message.data, lambda payload: self._answer(reply, payload))
 
     def _answer(self, reply: str, payload: bytes) -> None:
+        longest = self._connection.payload_bytes_max or _DEFAULT_PAYLOAD_BYTES_MAX
+        if len(payload) > longest:  # the server would end our connection, and the caller would wait in vain
+            payload = encode(
+                RefusedReply(
+                    f"it was carried out, but the answer has {len(payload)} bytes and the NATS server takes {longest}; "
+                    "ask about fewer blocks at a time"
+                )
+            )
         self._connection.post(reply, payload)
 
 

@@ -153,3 +153,20 @@ def _answers(client: AgentClient) -> bool:
     except AgentUnreachable:
         return False
     return True
+
+
+def test_an_answer_that_is_too_long_for_the_server_says_so_and_others_are_answered(
+    agent: StorageAgent, tmp_path: Path
+) -> None:
+    with (
+        nats_server(tmp_path / "small", "max_payload: 16384") as server,
+        AgentService(agent, server.url("kv.agent-a")) as service,
+        AgentClient(service.command_url) as client,
+    ):
+        absent = [key(number) for number in range(100, 500)]
+        with pytest.raises(CommandRefused, match=r"carried out, but the answer has \d+ bytes .* takes 15872; ask"):
+            client.delete("long", "slow", absent)
+        assert {o.result for o in client.delete("short", "slow", absent[:10]).outcomes} == {Result.MISS}
+        with pytest.raises(CommandRefused, match="at most 15872 go; ask for less"):
+            client.delete("longer", "slow", [key(number) for number in range(2000)])
+        assert client.stat() == agent.stat()
