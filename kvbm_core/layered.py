@@ -36,6 +36,8 @@ class LayerMoves:
         self._transfers = transfers
         self._copier = copier
         self.blocks = tuple(blocks)
+        self._in_doubt: set[int] = set()
+        """Blocks that a layer's transfer was given up for while it ran."""
         due_s = transfers.now_s() + wait_s
         self._layers: list[concurrent.futures.Future[list[BlockOutcome]]] = [
             transfers.submit(
@@ -60,13 +62,20 @@ class LayerMoves:
             outcomes = self._transfers.wait_for(layer)
             for number, outcome in enumerate(outcomes):
                 reasons[number] = reasons[number] or outcome.reason
+                if not outcome.ok and outcome.unused is None:
+                    self._in_doubt.add(number)
         there = [number for number, reason in enumerate(reasons) if not reason]
         for number, is_right in zip(there, self._copier.right([self.blocks[n] for n in there]), strict=True):
             reasons[number] = "" if is_right else WRONG_BYTES
         return reasons
 
     def let_go(self) -> None:
-        """What was not registered goes back, once nothing can read or write it any more."""
+        """What was not registered goes back; of what is in doubt, once the last transfer has let go of it too."""
+        for number, block in enumerate(self.blocks):
+            if number not in self._in_doubt:
+                for guard in (block.source, block.target):
+                    if guard is not None:
+                        guard.release()
         self.blocks = ()
         self._layers.clear()
 
@@ -112,7 +121,6 @@ class LayeredLoad:
         account.bytes_moved[self._copier.path] += whole * block_bytes
         self._accounts.served(account)
         self._on_used(Tier.G2, [block.identity for block in blocks[:whole]])
-        self._copier.source.pool.release_many([block.source for block in blocks[:whole] if block.source is not None])
         self._moves.let_go()
         return registered
 

@@ -209,10 +209,12 @@ class TransferQueue(Generic[ItemT]):
         return True
 
     def _drop_stale(self) -> None:
-        """What was given up stays in the heap until it surfaces; this bounds how much."""
+        """What was given up stays where it waited until it surfaces; this bounds how much."""
         if len(self._open) > 2 * self._queued + _STALE_MIN:
             self._open = [each for each in self._open if each[2].state is TransferState.QUEUED]
             heapq.heapify(self._open)
+        if len(self._held) > 2 * self._queued + _STALE_MIN:
+            self._held = [entry for entry in self._held if entry.state is TransferState.QUEUED]
 
     def _pass_gates(self, progress: ModelProgress) -> None:
         still_held = []

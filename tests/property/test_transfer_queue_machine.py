@@ -167,6 +167,7 @@ def test_what_was_given_up_does_not_fill_a_queue_that_stands_still() -> None:
     queue.push(0)
     queue.take(ModelProgress(1))
     for number in range(1_000):
-        queue.cancel(queue.push(number, deadline_s=1e9))
+        queue.cancel(queue.push(number, deadline_s=1e9, gate=Gate(number % 2)))
+    assert len(queue._held) < 100
     assert len(queue._open) < 100
     assert len(queue._deadlines) < 100
