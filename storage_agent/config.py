@@ -130,9 +130,11 @@ def _reports(descriptor: VolumeDescriptor, settings: AgentSettings) -> Iterator[
 
 
 def _state_folder(table: _AgentTable, folder: Path) -> Path | None:
-    """As it is set, or the first allowed root: the agent may write there."""
-    named = table.state_folder or next(iter(table.allowed_roots), "")
-    return folder / named if named else None
+    """As it is set, or the first allowed root that outlasts a reboot: the agent may write there."""
+    if table.state_folder:
+        return folder / table.state_folder
+    roots = [folder / root for root in table.allowed_roots]
+    return next((root for root in roots if not root.is_relative_to("/dev")), None)
 
 
 def _path(kind: type, value: object) -> Path:

@@ -58,6 +58,8 @@ def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
 def test_the_state_folder_is_named_or_the_first_root_or_none(tmp_path: Path) -> None:
     named = load_settings(write(tmp_path, TEXT.replace("\n[[volumes]]", 'state_folder = "state"\n[[volumes]]', 1)))
     assert named.state_folder == tmp_path / "state"
+    devices = load_settings(write(tmp_path, TEXT.replace('["volumes", "/srv/kv"]', '["/dev", "/srv/kv"]')))
+    assert devices.state_folder == Path("/srv/kv"), "what lies beside devices is gone after a reboot"
     no_roots = TEXT.split("[[volumes]]")[0].replace('["volumes", "/srv/kv"]', "[]")
     assert load_settings(write(tmp_path, no_roots)).state_folder is None
 
