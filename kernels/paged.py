@@ -54,28 +54,31 @@ def scatter_blocks(staging: torch.Tensor, pool: Pool, block_ids: BlockIds, *, bl
     layers, shape = _block_first(pool, block_dim)
     for layer in layers:
         check_no_overlap("the pool", layer)
-    ids = block_indices(block_ids, layers[0])
+    ids = block_indices(block_ids, layers[0], once=True)
     _check_staging("staging", staging, layers[0], (len(ids), *shape), writes=False)
-    if ids.device.type == "cpu":
-        _check_once(ids)
     if staging.numel():
-        dispatch.implementation_for(staging.device).copy(_by_layer(staging, pool), layers, None, ids.to(staging.device))
+        dispatch.implementation_for(staging.device).copy(_by_layer(staging, pool), layers, None, ids)
 
 
-def block_indices(block_ids: BlockIds, pool: torch.Tensor) -> torch.Tensor:
-    """The ids as int64 on the device of `pool`, `[blocks, ...]`. Raises `BlockIndexError` for one out of range."""
+def block_indices(block_ids: BlockIds, pool: torch.Tensor, *, once: bool = False) -> torch.Tensor:
+    """The ids as int64 on the device of `pool`, `[blocks, ...]`; checked unless they and the pool lie on a GPU.
+
+    Raises `BlockIndexError` for one out of range, and with `once` for one given twice.
+    """
     if isinstance(block_ids, torch.Tensor):
         if block_ids.dim() != 1 or block_ids.dtype not in ID_DTYPES:
             raise BlockIndexError(f"block ids are {block_ids.dtype} {tuple(block_ids.shape)}: give a vector of ints")
-        if block_ids.device.type != "cpu":
+        if block_ids.device.type != "cpu" and pool.device.type != "cpu":
             return block_ids.to(pool.device, torch.int64).contiguous()
-        ids = block_ids.to(torch.int64)
+        ids = block_ids.to("cpu", torch.int64)
     else:
         ids = torch.from_numpy(np.fromiter(block_ids, np.int64, len(block_ids)))
     blocks = pool.shape[0]
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= blocks):
         bad = next(block_id for block_id in ids.tolist() if not 0 <= block_id < blocks)
         raise BlockIndexError(f"block {bad} is outside the pool: give indexes from 0 to {blocks - 1}")
+    if once:
+        _check_once(ids)
     if pool.device.type == "cuda":
         # From pinned memory, so that this does not wait for what the GPU still has to do.
         return ids.pin_memory().to(pool.device, non_blocking=True)

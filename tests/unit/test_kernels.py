@@ -184,6 +184,8 @@ def test_ids_that_nobody_checked_read_zeros_and_write_nothing_when_out_of_range(
     assert staging.unique(dim=1).flatten().tolist() == [1, 0, 0]
     interpreted.copy([staging + 4], [pool], None, ids)
     assert pool.unique(dim=1).flatten().tolist() == [1, 1, 5]
+    pool[2] = 0
+    assert interpreted.checksum(pool, ids).unique().numel() == 1
 
 
 def test_ids_that_are_no_ints_are_refused() -> None:
