@@ -154,28 +154,20 @@ def test_an_agent_serves_until_it_is_told_to_stop_and_leaves_volumes_closed_in_o
     assert [line.split("│")[-2].strip() for line in said.splitlines() if "fast" in line] == ["yes"]
 
 
-def test_a_command_asked_again_of_the_next_life_does_no_harm(config: Path) -> None:
+def test_after_a_kill_a_command_asked_again_does_no_harm_and_the_newest_term_is_known(config: Path) -> None:
     """Answers are remembered for a life; what a command does is the same when it is done twice."""
     fill(config, 1, 2)
     for life in range(2):
         with running(config) as process, AgentClient(load_settings(config).command_url, 20.0) as client:
-            moved = client.move("m", [key(1)], "fast", "slow", keep=False)
+            if life == 1:
+                with pytest.raises(StaleTerm, match=r"of term 4, an advisor of term 5 has taken over; .*\.term and"):
+                    client.delete("late", "slow", [key(1)], term=4)
+            moved = client.move("m", [key(1)], "fast", "slow", keep=False, term=5)
             assert [outcome.result.ok for outcome in moved.outcomes] == [True]
             deleted = client.delete("d", "fast", [key(2)])
             assert [outcome.result for outcome in deleted.outcomes] == [[Result.DELETED], [Result.MISS]][life]
             assert [(each.descriptor.id, each.blocks) for each in client.stat().volumes] == [("fast", 0), ("slow", 1)]
             process.kill() if life == 0 else stop(process, signal.SIGTERM)
-
-
-def test_the_newest_term_outlives_a_kill(config: Path) -> None:
-    fill(config, 1)
-    for life in range(2):
-        with running(config) as process, AgentClient(load_settings(config).command_url, 20.0) as client:
-            if life == 1:
-                with pytest.raises(StaleTerm, match=r"of term 4, an advisor of term 5 has taken over; .*\.term and"):
-                    client.delete("d", "fast", [key(1)], term=4)
-            assert client.copy("c", [key(1)], "fast", "slow", term=5).outcomes[0].result.ok
-            process.kill()
 
 
 def test_an_agent_over_nats_is_commanded_and_heard_by_subjects(tmp_path: Path) -> None:
