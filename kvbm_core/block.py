@@ -157,20 +157,21 @@ class Pool(Protocol):
 class Guard:
     """Holds a block, and gives it back exactly once: the pool's lock decides which of several threads does it."""
 
-    __slots__ = ("__weakref__", "holds", "pool", "slot")
+    __slots__ = ("__weakref__", "holds", "owes", "pool", "slot")
 
     def __init__(self, pool: Pool, slot: Slot) -> None:
         self.pool = pool
         self.slot = slot
         """The block's, which may be another guard's by now; `held` is for everybody but the pool."""
         self.holds = True
-        """Whether it still has its block. Ended by its pool, under the lock."""
+        """Whether it may be used: it was neither released nor taken over."""
+        self.owes = True
+        """Whether the pool has yet to get the block back from it. Ended under the lock, so that it happens once."""
 
     def __del__(self) -> None:
         # Nobody else has this guard any more, so no lock is needed; and none may be taken, since the garbage
         # collector runs in the middle of anything, a pool's step included.
-        if self.holds:
-            self.holds = False
+        if self.owes:
             self.pool.take_back_later(self.slot)
 
     @property
@@ -179,8 +180,9 @@ class Guard:
         return self.held().index
 
     def release(self) -> None:
-        """Give the block back. Idempotent."""
+        """Give the block back. Idempotent; never waits, so that a finaliser may call it."""
         if self.holds:
+            self.holds = False
             self.pool.take_back(self)
 
     def check_pool(self, pool: Pool) -> None:
@@ -196,6 +198,10 @@ class Guard:
             guard = type(self).__name__
             raise BlockStateError(f"{guard} of block {self.slot.index} was released: allocate or match again")
         return self.slot
+
+    def end(self) -> None:
+        """Another guard takes the block over. For pools and guards, under the lock."""
+        self.holds = self.owes = False
 
     def __enter__(self) -> Self:
         return self
@@ -281,7 +287,7 @@ class MutableBlock(Guard):
                     f"block {slot.index} holds {slot.filled_tokens} of {pool.page_tokens} tokens: commit it when full"
                 )
             check_identity(slot, identity, pool.page_tokens)
-            self.holds = False
+            self.end()
             slot.state = state
             slot.identity = identity
             slot.tokens = None
@@ -294,7 +300,7 @@ class MutableBlock(Guard):
         """The block under another guard, for who writes it from now on; this one ends."""
         with self.pool.lock:
             slot = self.held()
-            self.holds = False
+            self.end()
         return MutableBlock(self.pool, slot)
 
     def reset(self) -> None:
@@ -337,7 +343,7 @@ class CompleteBlock(Guard):
         with pool.lock:
             slot = self.held()
             slot.step(_RESET)
-            self.holds = False
+            self.end()
             if pool.hooks.listeners:
                 pool.note(LifeStep.RESET, slot)
             slot.empty()

@@ -114,8 +114,10 @@ class BlockPool:
         self._registry = BlockRegistry(on_store, on_remove)
         self._duplicates = duplicates
         self._counters = PoolCounters()
-        # Filled by the garbage collector, which may run while this thread holds the lock; emptied under the lock.
-        self._returned: deque[Slot] = deque()
+        # Both are filled without the lock, which this very thread may hold: the garbage collector runs in the middle of
+        # anything, and what it collects may release guards. They are emptied at the start of every step.
+        self._released: deque[Guard] = deque()
+        self._collected: deque[Slot] = deque()
 
     def allocate(self, count: int) -> Allocation:
         """Take `count` blocks, all or none: reset ones first, then evict inactive ones in reuse order.
@@ -152,7 +154,7 @@ class BlockPool:
                 next_state(slot.state, _INIT_SEQUENCE)
                 check_identity(slot, identity, self.page_tokens)
             for block, slot, identity in zip(blocks, slots, identities, strict=True):
-                block.holds = False
+                block.holds = block.owes = False
                 slot.write(identity)
             self._note_all(LifeStep.INITIALISED, slots)
             self._note_all(LifeStep.COMMITTED, slots)
@@ -170,7 +172,7 @@ class BlockPool:
         with self.lock:
             self._take_returned()
             slot = block.held(self)
-            block.holds = False
+            block.end()
             (kept,) = self._register((slot,), copied, priority)
         self.hooks.tell()
         return ImmutableBlock(self, kept)
@@ -188,7 +190,7 @@ class BlockPool:
             self._take_returned()
             slots = self._held(blocks)
             for block in blocks:
-                block.holds = False
+                block.holds = block.owes = False
             kept = self._register(slots, copied, priority)
         self.hooks.tell()
         return [ImmutableBlock(self, slot) for slot in kept]
@@ -286,6 +288,7 @@ class BlockPool:
     def counters(self) -> PoolCounters:
         """A copy of the counters at this moment."""
         with self.lock:
+            self._take_returned()
             return replace(self._counters)
 
     def reset(self) -> list[BlockIdentity]:
@@ -304,25 +307,20 @@ class BlockPool:
 
         Raises `BlockStateError` for another pool's; then none was given back.
         """
-        with self.lock:
-            for guard in guards:
-                if guard.pool is not self:
-                    guard.check_pool(self)
-            for guard in guards:
-                if guard.holds:
-                    guard.holds = False
-                    self._give_back(guard.slot)
-        self.hooks.tell()
+        for guard in guards:
+            if guard.pool is not self:
+                guard.check_pool(self)
+        for guard in guards:
+            guard.holds = False
+        self._released.extend(guards)
+        self._take_back_if_free()
 
     def take_back(self, guard: Guard) -> None:
-        with self.lock:
-            if guard.holds:
-                guard.holds = False
-                self._give_back(guard.slot)
-        self.hooks.tell()
+        self._released.append(guard)
+        self._take_back_if_free()
 
     def take_back_later(self, slot: Slot) -> None:
-        self._returned.append(slot)
+        self._collected.append(slot)
 
     def note(self, step: LifeStep, slot: Slot) -> None:
         if self.hooks.listeners:
@@ -344,10 +342,24 @@ class BlockPool:
             raise BlockStateError(f"a block is given twice among {[slot.index for slot in slots]}: give each once")
         return slots
 
+    def _take_back_if_free(self) -> None:
+        """Take in what was released, or leave it to the next step where one is under way."""
+        if self.lock.acquire(blocking=False):
+            try:
+                self._take_returned()
+            finally:
+                self.lock.release()
+            self.hooks.tell()
+
     def _take_returned(self) -> None:
-        while self._returned:
+        while self._released:
+            guard = self._released.popleft()
+            if guard.owes:
+                guard.owes = False
+                self._give_back(guard.slot)
+        while self._collected:
             self._counters.released_by_collector += 1
-            self._give_back(self._returned.popleft())
+            self._give_back(self._collected.popleft())
 
     def _give_back(self, slot: Slot) -> None:
         if self.hooks.listeners:

@@ -172,7 +172,8 @@ def test_counters_tell_pressure_apart_from_use() -> None:
     registered(pool, 3).clear()
     with pytest.raises(PoolExhaustedError):
         pool.allocate(4)
-    assert pool.allocate(3).evicted == [identity(1), identity(2), identity(3)]
+    taken = pool.allocate(3)
+    assert taken.evicted == [identity(1), identity(2), identity(3)]
     assert pool.counters() == PoolCounters(
         allocated=7,
         refused=4,
@@ -200,6 +201,32 @@ def test_a_pool_counts_registrations_and_matches_as_uses_and_nothing_else() -> N
     empty = pool.allocate(2).blocks
     assert pool.allocate(1).evicted == [identity(2)]
     assert [block.index for block in empty] == [2, 3]
+
+
+def test_a_guard_may_be_released_in_the_middle_of_a_step_of_its_pool() -> None:
+    """As a finaliser does that the garbage collector runs while this thread has the pool's lock."""
+    let_go: list[ImmutableBlock] = []
+
+    def release_another(identity: BlockIdentity, copied: bool) -> None:
+        for block in let_go:
+            block.release()
+            assert not block.holds
+
+    pool = BlockPool(
+        name="device:0",
+        blocks=2,
+        page_tokens=PAGE_TOKENS,
+        reuse=LruOrder(),
+        duplicates="reject",
+        on_store=release_another,
+        on_remove=lambda identity: None,
+    )
+    let_go += registered(pool, 1)
+    held = registered(pool, 2)
+    with pytest.raises(BlockStateError, match="ImmutableBlock of block 0 was released"):
+        let_go[0].clone()
+    assert pool.occupancy() == PoolOccupancy(active=1, inactive=1, reset=0)
+    assert held[0].identity == identity(2)
 
 
 def followed(pool: BlockPool) -> list[tuple[LifeStep, int]]:
