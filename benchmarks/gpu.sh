@@ -1,9 +1,9 @@
 #!/bin/sh
 # The kernels on a machine with a CUDA GPU: their tests compiled for it, then `bench kernels`. Under five minutes.
 #
-# Needs python3 (or $PYTHON) with torch and triton, and this checkout, not installed. pytest and hypothesis are used
-# where they are there; it says so where not. The figures are printed, and written to $OUT/kernels.json where OUT names a
-# folder. Ends with the tests' status.
+# Needs python3 (or $PYTHON) with torch, triton and numpy, and this checkout, not installed. pytest, hypothesis and numba
+# (checksums on the CPU, to compare with) are used where they are there; it says what is not run where not. The figures
+# are printed, and written to $OUT/kernels.json where OUT names a folder. Ends with the tests' status.
 set -eu
 cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"
@@ -13,19 +13,27 @@ unset TRITON_INTERPRET
 "$python" - <<'EOF'
 import sys
 try:
-    import torch, triton
+    import numpy, torch, triton
 except ImportError as absent:
-    sys.exit(f"{absent}: install torch and triton for this Python, or name another one with PYTHON=")
+    sys.exit(f"{absent}: install torch, triton and numpy for this Python, or name another one with PYTHON=")
 if not torch.cuda.is_available():
     sys.exit("torch sees no CUDA GPU: run this where nvidia-smi shows one, with a torch that is built for CUDA")
 print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
 EOF
 
+has() {
+    "$python" -c "import $1" 2>/dev/null
+}
+
 status=0
-if "$python" -c 'import pytest' 2>/dev/null; then
+if has pytest; then
     tests="tests/device tests/unit/test_kernels.py tests/unit/test_kernels_relayout.py"
-    tests="$tests tests/unit/test_kernels_checksum.py tests/unit/test_kernels_quantize.py"
-    if "$python" -c 'import hypothesis' 2>/dev/null; then
+    if has numba; then
+        tests="$tests tests/unit/test_kernels_checksum.py tests/unit/test_kernels_quantize.py"
+    else
+        echo "numba is absent: the tests of checksums and of fp8 are not run"
+    fi
+    if has hypothesis; then
         tests="$tests tests/property/test_kernel_copies.py"
     else
         echo "hypothesis is absent: tests/property/test_kernel_copies.py is not run"

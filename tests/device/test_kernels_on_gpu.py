@@ -74,6 +74,7 @@ def test_work_is_done_in_the_current_stream() -> None:
 
 
 def test_a_gigabyte_has_the_cpu_s_checksums() -> None:
+    pytest.importorskip("numba")
     pool = _pool(1024, layers=16)
     ids = [1023, 0, 511]
     assert torch.equal(checksum_blocks(pool, ids).cpu(), checksum_blocks(pool[ids].cpu()))
@@ -81,6 +82,7 @@ def test_a_gigabyte_has_the_cpu_s_checksums() -> None:
 
 
 def test_quantised_blocks_are_the_cpu_s_bit_for_bit() -> None:
+    pytest.importorskip("numba")
     pool = _pool(64)
     values, scales = quantize_blocks(pool, KvLayout.NHD)
     on_cpu = quantize_blocks(pool.cpu(), KvLayout.NHD)
@@ -91,6 +93,7 @@ def test_quantised_blocks_are_the_cpu_s_bit_for_bit() -> None:
 
 
 def test_without_triton_the_reference_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
     pool = _pool(64)
     ids = torch.randperm(64, device="cuda")[:32]
     wanted = (gather_blocks(pool, ids), permute_blocks(pool, KvLayout.NHD, KvLayout.UNIVERSAL), checksum_blocks(pool))
