@@ -16,10 +16,11 @@ from storage_agent.errors import TransferError
 
 
 class Nixl(NamedTuple):
-    """`module`: the bindings. `errors`: what their calls raise."""
+    """`module`: the bindings. `errors`: what their calls raise. `release`: empty where they were built from source."""
 
     module: ModuleType
     errors: tuple[type[Exception], ...]
+    release: str
 
 
 _INFINIBAND = "/sys/class/infiniband"
@@ -39,31 +40,32 @@ def load_nixl() -> Nixl:
         reasons = []
         for name in binding_names(_cuda_of_torch()):
             try:
-                require_release(name)
+                release = require_release(name)
                 module = importlib.import_module(name)
             except ImportError as error:
                 reasons.append(f"{name}: {error}")
                 continue
             bindings = vars(module._api.nixlBind).values()
             errors = tuple(b for b in bindings if isinstance(b, type) and issubclass(b, Exception))
-            _loaded = Nixl(module, errors)
+            _loaded = Nixl(module, errors, release)
             break
         else:
             raise TransferError(f"NIXL cannot be loaded ({'; '.join(reasons)}); install nixl 1.5.1 or later")
     return _loaded
 
 
-def require_release(name: str) -> None:
-    """Raises `ImportError` for one that says of a short read, or of a write on a full disk, that it is done.
+def require_release(name: str) -> str:
+    """The release that is installed. Raises `ImportError` for one that says of a short read, or of a write on a full disk, that it is done.
 
-    One of no release, built from source, is taken.
+    One of no release, built from source, is taken: ''.
     """
     try:
         release = version(name.replace("_", "-"))
     except PackageNotFoundError:
-        return
+        return ""
     if tuple(int(part) for part in re.findall(r"\d+", release)[:2]) < _RELEASE_MIN:
         raise ImportError(f"release {release} says of failed transfers that they are done")
+    return release
 
 
 def binding_names(cuda: str) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from storage_agent.errors import TransferError
 from storage_agent.nixl_loading import load_nixl, make_ucx_agent
+from storage_agent.nixl_metadata import seal_metadata
 
 
 class MemoryPlace(NamedTuple):
@@ -50,7 +51,7 @@ class NixlMemory:
                     f"{name}: NIXL does not take {size_bytes} bytes of {kind}: {error}; compare them with `ulimit -l`, "
                     "and for VRAM see whether UCX was built with CUDA"
                 ) from error
-        self.metadata: bytes = self._agent.get_agent_metadata()
+        self.metadata = seal_metadata(self._agent.get_agent_metadata(), self._nixl.release)
         """What a peer needs to reach the regions."""
 
     def notifications(self) -> list[bytes]:

@@ -23,6 +23,7 @@ from storage_agent.fifo_lock import FifoLock
 from storage_agent.file_transfer import Offsets
 from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_ucx_agent
 from storage_agent.nixl_memory import HOST_MEMORY, MemoryPlace
+from storage_agent.nixl_metadata import open_metadata, seal_metadata
 
 PROGRESS_INTERVAL_S = 0.000_3
 _POLL_S_MIN = 0.000_2
@@ -74,8 +75,7 @@ class NixlWindow:
     @property
     def metadata(self) -> bytes:
         """What a peer needs to pull from here. Hold `exclusive`."""
-        found: bytes = self._agent.get_agent_metadata()
-        return found
+        return seal_metadata(self._agent.get_agent_metadata(), self._nixl.release)
 
     def progress(self) -> None:
         """Let peers' pulls go on: UCX answers them only while it is called, every `PROGRESS_INTERVAL_S`."""
@@ -169,7 +169,9 @@ class NixlWindow:
     def _peer(self, metadata: bytes) -> Any:
         peer = self._peers.get(metadata)
         if peer is None:
-            peer = self._peers[metadata] = self._agent.add_remote_agent(metadata)
+            peer = self._peers[metadata] = self._agent.add_remote_agent(
+                open_metadata(metadata, self._nixl.release)
+            )
         return peer
 
     def _move(
