@@ -51,14 +51,15 @@ class AsyncAgentClient:
 
     def __init__(self, agent: AgentPort) -> None:
         self._agent = agent
+        self._stats = _Lane("stats", 1)
         self._volumes = _Lane("volumes", _VOLUME_THREADS)
         self._commands = _Lane("commands", _COMMAND_THREADS)
         self._long = _Lane("scrubs", _LONG_THREADS)
-        self._lanes = [self._volumes, self._commands, self._long]
+        self._lanes = [self._stats, self._volumes, self._commands, self._long]
 
     async def stat(self) -> AgentStat:
         """See `AgentPort.stat`."""
-        return await self._volumes.run(self._agent.stat)
+        return await self._stats.run(self._agent.stat)
 
     async def copy(
         self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, term: int = 0
