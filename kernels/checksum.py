@@ -37,9 +37,11 @@ def checksum_blocks(blocks: torch.Tensor, block_ids: Sequence[int] | torch.Tenso
 
 
 def checksum_bytes(payload: bytes | bytearray | memoryview) -> int:
-    """The checksum of any bytes of the host's, 0 to 2^64 - 1."""
+    """The checksum of any bytes of the host's, 0 to 2^64 - 1. Raises `ShapeError` for a memoryview with gaps."""
     from kernels.nh64_cpu import checksum_rows
 
+    if isinstance(payload, memoryview) and not payload.c_contiguous:
+        raise ShapeError(f"the payload has strides {payload.strides}: give bytes that lie without gaps")
     row = np.frombuffer(payload, np.uint8).reshape(1, -1)
     return int(checksum_rows(row, np.zeros(1, np.int64))[0]) & MASK64
 

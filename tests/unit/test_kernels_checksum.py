@@ -134,5 +134,7 @@ def test_what_has_no_checksum_is_refused() -> None:
         checksum_blocks(torch.zeros(3, 4, 5).transpose(1, 2))
     with pytest.raises(ShapeError, match="a tensor without axes has no blocks"):
         checksum_blocks(torch.tensor(1.0))
+    with pytest.raises(ShapeError, match=r"the payload has strides \(2,\): give bytes that lie without gaps"):
+        checksum_bytes(memoryview(bytes(9))[::2])
     with pytest.raises(BlockIndexError, match="block 3 is outside the pool"):
         checksum_blocks(torch.zeros(3, 4), [3])
