@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -27,12 +27,11 @@ from event_plane.connect import open_publisher
 from event_plane.errors import EventPlaneError
 from event_plane.recording import read_trace
 from event_plane.schema import producer_id
-from kvbm_core.block import ImmutableBlock
 from kvbm_core.config import KvbmConfig
 from kvbm_core.errors import KvbmError
-from kvbm_core.identity import BlockIdentity
 from kvbm_core.manager import KvBlockManager
 from kvbm_core.onboard import HOST
+from kvbm_core.pattern import compute_pattern, wrong_patterns
 from kvbm_core.sequence import TokenBlockSequence
 from storage_agent.agent import StorageAgent
 from storage_agent.config import AgentSettings, load_settings
@@ -46,18 +45,6 @@ _RESULTS = frozenset(Result)
 BEHIND_S_MAX = 1.0
 """How much of a delay is caught up with; the rest is given up, so that a slow disk makes no burst."""
 _EXPECTED = (AdvisorError, EventPlaneError, KvbmError, StorageAgentError)
-
-
-def expected_bytes(blocks: Sequence[BlockIdentity], block_bytes: int) -> torch.Tensor:
-    """What "computing" blocks gives: a pattern that only each one's key has, `[len(blocks), block_bytes]` of u8."""
-    seeds = []
-    for block in blocks:
-        key = block.key
-        mixed = (key.sequence_hash ^ key.sequence_hash >> 64 ^ key.namespace_id) & 0xFFFF_FFFF_FFFF_FFFF
-        seeds.append(mixed - (1 << 64) if mixed >> 63 else mixed)
-    words = torch.arange(-(-block_bytes // 8), dtype=torch.int64) * 0x9E37_79B9_7F4A_7C1
-    pattern = torch.tensor(seeds, dtype=torch.int64)[:, None] + words
-    return pattern.view(torch.uint8)[:, :block_bytes]
 
 
 class DemoEngine:
@@ -82,10 +69,11 @@ class DemoEngine:
         self._tokens_prompt += len(request.prompt)
 
         held = self._manager.onboard(prompt).blocks
-        self._check(held)
+        # Every block found, wherever it came from.
+        self._wrong_blocks += wrong_patterns(self._manager, held)
         missing = prompt[len(held) :]
         self._blocks_recomputed += len(missing)
-        held += self._compute([*missing, *answer])
+        held += compute_pattern(self._manager, [*missing, *answer])
         # The root goes last, so that the tails of conversations are evicted before what many share.
         for block in reversed(held):
             block.release()
@@ -118,23 +106,6 @@ class DemoEngine:
             device_blocks_used=occupancy.device.active + occupancy.device.inactive,
             host_blocks_used=occupancy.host.active + occupancy.host.inactive,
         )
-
-    def _check(self, held: Sequence[ImmutableBlock]) -> None:
-        """Compare every block found, wherever it came from, with what computing it would have given."""
-        if held:
-            tensor = self._manager.device_tensor[[block.index for block in held]]
-            there = tensor.reshape(len(held), -1).view(torch.uint8).cpu()
-            right = expected_bytes([block.identity for block in held], self._config.block_bytes)
-            self._wrong_blocks += int((there != right).any(dim=1).sum())
-
-    def _compute(self, wanted: Sequence[BlockIdentity]) -> list[ImmutableBlock]:
-        if not wanted:
-            return []
-        places = self._manager.allocate(len(wanted)).blocks
-        tensor = self._manager.device_tensor
-        pattern = expected_bytes(wanted, self._config.block_bytes).contiguous().view(tensor.dtype)
-        tensor[[place.index for place in places]] = pattern.reshape(len(wanted), *tensor.shape[1:]).to(tensor.device)
-        return self._manager.register_many(self._manager.complete(places, wanted))
 
 
 def core_config(settings: EngineSettings, file: Path) -> KvbmConfig:

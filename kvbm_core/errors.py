@@ -83,3 +83,7 @@ class RemoteBlockDamagedError(RemoteMemoryError):
 
 class RemoteSealsExhaustedError(RemoteMemoryError):
     """More blocks are offered to peers at once than the registration has seals for. Nothing was offered."""
+
+
+class ScenarioError(KvbmError):
+    """A scenario that is not there, or whose figures cannot be written."""

@@ -20,9 +20,10 @@ from advisor.demo_config import (
     demo_engine_toml,
     load_engine_settings,
 )
-from advisor.demo_engine import DemoEngine, core_config, expected_bytes, open_engine, run
+from advisor.demo_engine import DemoEngine, core_config, open_engine, run
 from advisor.demo_workload import Request, Workload, trace_requests
 from kvbm_core.config import KvbmConfig
+from kvbm_core.pattern import expected_bytes
 from kvbm_core.sequence import TokenBlockSequence
 from storage_agent.config import load_settings
 
