@@ -55,8 +55,9 @@ def load_nixl() -> Nixl:
 
 
 def require_release(name: str) -> str:
-    """The release that is installed. Raises `ImportError` for one that says of a short read, or of a write on a full disk, that it is done.
+    """The release that is installed.
 
+    Raises `ImportError` for one that says of a short read, or of a write on a full disk, that it is done.
     One of no release, built from source, is taken: ''.
     """
     try:
