@@ -13,17 +13,20 @@ AGE_AFTER = 10
 """All counters are halved after capacity × this many uses."""
 _ROW_BITS = 32
 """A sequence hash is uniform in all its bits: each row takes a part of it, and nothing is hashed again."""
+COUNTERS_OF_BLOCK = 16
+"""In each row. Between two ageings `AGE_AFTER` blocks for each of the capacity may pass that are used once; with one
+counter for each, nine of ten of them would seem to have been used before, with sixteen one of a hundred."""
 _HALVED = bytes(count >> 1 for count in range(256))
 
 
 class FrequencySketch:
     """Counts from 0 to 15 for any number of keys: never too low, but for ageing, and rarely too high.
 
-    A row has a counter, one byte, for each block of `capacity_blocks` or up to twice as many.
+    A row has `COUNTERS_OF_BLOCK` counters, of one byte, for each block of `capacity_blocks`, or up to twice as many.
     """
 
     def __init__(self, capacity_blocks: int) -> None:
-        width = 1 << max(capacity_blocks - 1, 15).bit_length()
+        width = 1 << (COUNTERS_OF_BLOCK * capacity_blocks - 1).bit_length()
         self._mask = width - 1
         self._rows = tuple(bytearray(width) for _ in range(4))
         self._age_after = AGE_AFTER * capacity_blocks
