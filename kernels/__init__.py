@@ -5,7 +5,7 @@ Triton on a GPU, numpy and torch on the CPU, one dispatch for each operation: se
 
 from kernels.checksum import checksum_blocks
 from kernels.layouts import KvLayout
-from kernels.paged import gather_blocks, scatter_blocks
+from kernels.paged import copy_blocks, gather_blocks, scatter_blocks
 from kernels.quantize import QuantizedBlocks, dequantize_blocks, quantize_blocks
 from kernels.relayout import permute_blocks, reshard_blocks
 
@@ -13,6 +13,7 @@ __all__ = [
     "KvLayout",
     "QuantizedBlocks",
     "checksum_blocks",
+    "copy_blocks",
     "dequantize_blocks",
     "gather_blocks",
     "permute_blocks",

@@ -1,4 +1,4 @@
-"""`gather_blocks` and `scatter_blocks`: a list of blocks of a paged pool, to and from staging where they lie in order.
+"""Lists of blocks of paged pools: to and from staging where they lie in order, and from one pool to another.
 
 A pool is one tensor, `[blocks, ...]`, or, layer by layer, a sequence of tensors of one shape. `block_dim` is the axis
 of each that counts blocks: 0 for `[blocks, layers, outer, page, inner]` and layers `[blocks, outer, page, inner]`, 1
@@ -60,6 +60,39 @@ def scatter_blocks(staging: torch.Tensor, pool: Pool, block_ids: BlockIds, *, bl
         dispatch.implementation_for(staging.device).copy(_by_layer(staging, pool), layers, None, ids)
 
 
+def copy_blocks(
+    source: Pool,
+    source_ids: BlockIds,
+    target: Pool,
+    target_ids: BlockIds,
+    *,
+    source_block_dim: int = 0,
+    target_block_dim: int = 0,
+) -> None:
+    """Copy blocks of one pool into those of another on the same device, each byte once; mutates `target`.
+
+    Where one pool is a sequence of layers and the other a tensor, the tensor is `[blocks, layers, *rest]`. No block may
+    be read and written in one call. Raises `ShapeError`, and `BlockIndexError` as `scatter_blocks`; then nothing is
+    written.
+    """
+    reads, _ = _block_first(source, source_block_dim)
+    writes, _ = _block_first(target, target_block_dim)
+    if not isinstance(source, torch.Tensor) and isinstance(target, torch.Tensor):
+        writes = _split("the target", writes[0], len(reads))
+    elif isinstance(source, torch.Tensor) and not isinstance(target, torch.Tensor):
+        reads = _split("the source", reads[0], len(writes))
+    if len(reads) != len(writes):
+        raise ShapeError(f"the source has {len(reads)} layers, the target {len(writes)}: give the same of both")
+    for layer in writes:
+        check_no_overlap("the target", layer)
+    from_ids, to_ids = block_indices(source_ids, reads[0]), block_indices(target_ids, writes[0], once=True)
+    if len(from_ids) != len(to_ids):
+        raise BlockIndexError(f"{len(from_ids)} blocks are read and {len(to_ids)} written: name one for the other")
+    _check_staging("the source", reads[0], writes[0], (reads[0].shape[0], *writes[0].shape[1:]), writes=False)
+    if len(to_ids) and writes[0].numel():
+        dispatch.implementation_for(writes[0].device).copy(reads, writes, from_ids, to_ids)
+
+
 def block_indices(block_ids: BlockIds, pool: torch.Tensor, *, once: bool = False) -> torch.Tensor:
     """The ids as int64 on the device of `pool`, `[blocks, ...]`; checked unless they and the pool lie on a GPU.
 
@@ -108,6 +141,14 @@ def _block_first(pool: Pool, block_dim: int) -> tuple[list[torch.Tensor], tuple[
     layers = [tensor.movedim(block_dim, 0) for tensor in tensors]
     rest = tuple(layers[0].shape[1:])
     return layers, rest if isinstance(pool, torch.Tensor) else (len(layers), *rest)
+
+
+def _split(name: str, pool: torch.Tensor, layers: int) -> list[torch.Tensor]:
+    """A block-first tensor as its layers."""
+    if pool.dim() < 2 or pool.shape[1] != layers:
+        shape = tuple(pool.shape)
+        raise ShapeError(f"{name} has shape {shape}, the other {layers} layers: give [blocks, {layers}, ...]")
+    return list(pool.unbind(1))
 
 
 def _by_layer(staging: torch.Tensor, pool: Pool) -> list[torch.Tensor]:

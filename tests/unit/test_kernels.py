@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from kernels import gather_blocks, scatter_blocks
+from kernels import copy_blocks, gather_blocks, scatter_blocks
 from kernels.errors import BlockIndexError, ShapeError
 
 pytest_plugins = ["tests.kernel_variants"]
@@ -126,6 +126,40 @@ def test_layers_of_their_own_are_gathered_into_whole_blocks_and_back(
         back, kept = layer.movedim(block_dim, 0), original.movedim(block_dim, 0)
         assert _same(back[[5, 0, 2]], kept[[5, 0, 2]])
         assert back[[1, 3, 4]].count_nonzero() == 0
+
+
+def test_blocks_go_straight_from_one_pool_to_another(device: torch.device) -> None:
+    source = torch.arange(6 * 3 * 2 * 8, dtype=torch.int16, device=device).view(6, 3, 2, 8)
+    target = torch.zeros(4, 3, 2, 8, dtype=torch.int16, device=device)
+    copy_blocks(source, [5, 1], target, [0, 3])
+    assert _same(target[[0, 3]], source[[5, 1]])
+    assert target[1:3].count_nonzero() == 0
+
+
+def test_blocks_go_between_whole_blocks_and_layers_apart(device: torch.device) -> None:
+    whole = torch.arange(6 * 3 * 2 * 8, dtype=torch.int16, device=device).view(6, 3, 2, 8)
+    layers = [torch.zeros(2, 4 + 96 * n, 8, dtype=torch.int16, device=device)[:, :4] for n in (0, 2, 1)]
+    copy_blocks(whole, [5, 1], layers, [0, 3], target_block_dim=1)
+    for number, layer in enumerate(layers):
+        assert _same(layer[:, [0, 3]], whole[[5, 1], number].movedim(0, 1))
+        assert layer[:, 1:3].count_nonzero() == 0
+    back = torch.zeros_like(whole)
+    copy_blocks(layers, [3, 0], back, [1, 5], source_block_dim=1)
+    assert _same(back[[1, 5]], whole[[1, 5]])
+
+
+def test_pools_that_do_not_fit_each_other_are_refused() -> None:
+    pool = torch.zeros(4, 3, 8)
+    with pytest.raises(BlockIndexError, match="2 blocks are read and 1 written"):
+        copy_blocks(pool, [0, 1], torch.zeros(4, 3, 8), [2])
+    with pytest.raises(BlockIndexError, match="block 2 is written twice"):
+        copy_blocks(pool, [0, 1], torch.zeros(4, 3, 8), [2, 2])
+    with pytest.raises(ShapeError, match=r"the source has shape \(4, 3, 8\), the blocks need \(4, 3, 9\)"):
+        copy_blocks(pool, [0], torch.zeros(7, 3, 9), [2])
+    with pytest.raises(ShapeError, match=r"the source has shape \(4, 3, 8\), the other 2 layers: give \[blocks, 2,"):
+        copy_blocks(pool, [0], [torch.zeros(7, 8)] * 2, [2])
+    with pytest.raises(ShapeError, match="the source has 1 layers, the target 2"):
+        copy_blocks([torch.zeros(7, 8)], [0], [torch.zeros(7, 8)] * 2, [2])
 
 
 def test_some_layers_go_into_their_place_in_the_staging(device: torch.device) -> None:
