@@ -32,7 +32,6 @@ _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 # shards held, first shard, shard count (0: not sharded), payload bytes, shard bytes, payload checksum, generation,
 # place, mark
 _HEADER = struct.Struct("<8sIB3xQQQQQIHHHHHHIIQQQQ")
-_PAYLOAD_CHECKSUM_AT = _HEADER.size - 4 * _CHECKSUM.size
 _KEY = struct.Struct("<QQQB")
 
 
@@ -113,16 +112,12 @@ def pack_key(key: BlockKey) -> bytes:
 
 
 def pack_header(header: BlockHeader, checksums: Sequence[int], *, place: int, mark: int) -> bytes:
-    """One page. `place` and `mark`: where it is going to lie, and in which file. Raises as `draft_header`."""
-    return seal_header(draft_header(header, len(checksums), place=place, mark=mark), header.payload_checksum, checksums)
-
-
-def draft_header(header: BlockHeader, parts: int, *, place: int, mark: int) -> bytearray:
-    """What `pack_header` writes, without checksums and seal; what can be wrong with it is found before they are known.
+    """One page. `place` and `mark`: where it is going to lie, and in which file.
 
     Raises `BlockFormatError` where a number, the namespace or the layout is too long for it.
     """
     namespace, layout = _encode_namespace(header.namespace), _encode_layout(header.layout)
+    shards = struct.pack(f"<{len(checksums)}Q", *checksums)
     span = header.span or ShardSpan(0, 0, 0)
     key = header.key
     try:
@@ -130,25 +125,18 @@ def draft_header(header: BlockHeader, parts: int, *, place: int, mark: int) -> b
             HEADER_MAGIC, HEADER_VERSION, key.group, key.namespace_id,
             key.sequence_hash & _MASK64, key.sequence_hash >> 64,
             header.parent_hash & _MASK64, header.parent_hash >> 64,
-            header.depth, header.block_tokens, len(namespace), len(layout), parts, span.first, span.count,
-            header.payload_bytes, span.shard_bytes, 0, header.generation, place, mark,
+            header.depth, header.block_tokens, len(namespace), len(layout), len(checksums), span.first, span.count,
+            header.payload_bytes, span.shard_bytes, header.payload_checksum, header.generation, place, mark,
         )  # fmt: skip
-    except (struct.error, TypeError) as error:
+    except struct.error as error:
         raise BlockFormatError(f"{key}, depth {header.depth} or {header.block_tokens} tokens: {error}") from error
-    shards_bytes = parts * _CHECKSUM.size
-    if _HEADER.size + shards_bytes + len(namespace) + len(layout) > BODY_BYTES:
+    length = len(facts) + len(shards) + len(namespace) + len(layout)
+    if length > BODY_BYTES:
         raise BlockFormatError(
-            f"the namespace takes {len(namespace)} bytes, the layout {len(layout)}, {parts} shards "
-            f"{shards_bytes}: a header has room for {BODY_BYTES - _HEADER.size}; shorten them"
+            f"the namespace takes {len(namespace)} bytes, the layout {len(layout)}, {len(checksums)} shards "
+            f"{len(shards)}: a header has room for {BODY_BYTES - len(facts)}; shorten them"
         )
-    return bytearray(b"".join((facts, bytes(shards_bytes), namespace, layout)))
-
-
-def seal_header(draft: bytearray, payload_checksum: int, checksums: Sequence[int]) -> bytes:
-    """The page that `draft` becomes with the checksums of the payload and its parts; `draft` is changed."""
-    _CHECKSUM.pack_into(draft, _PAYLOAD_CHECKSUM_AT, payload_checksum)
-    struct.pack_into(f"<{len(checksums)}Q", draft, _HEADER.size, *checksums)
-    return seal(bytes(draft))
+    return seal(facts + shards + namespace + layout)
 
 
 def unpack_header(page: bytes, slot: int, *, place: int, mark: int) -> tuple[BlockHeader, tuple[int, ...]]:

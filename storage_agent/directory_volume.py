@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
-import numpy as np
 
 from storage_agent.block_header import (
     PAGE_BYTES,
@@ -28,7 +27,7 @@ from storage_agent.directory_format import Place
 from storage_agent.directory_segments import Segment, block_pages, remove_segment, seal_segment
 from storage_agent.directory_view import inspect
 from storage_agent.errors import BlockFormatError, CorruptBlock, TransferError, VolumeError
-from storage_agent.file_transfer import Offsets
+from storage_agent.file_transfer import Extent
 from storage_agent.kinds import Opening, VolumeKind, slot_kind
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import Recovered, SlotRead, SlotWrite, Take
@@ -135,7 +134,7 @@ class DirectoryStore:
                 for extent in self._read_extents(number, read, place)
             ]
             if extents:
-                self._transfer.read(*_columns(extents))
+                self._transfer.read(extents)
             for number, (read, place) in enumerate(zip(reads, places, strict=True)):
                 at = number * self._slot_bytes
                 start = at + PAGE_BYTES + read.offset % PAGE_BYTES
@@ -247,7 +246,7 @@ class DirectoryStore:
     def _append(self, segment: Segment, writes: Sequence[SlotWrite], staging: memoryview) -> None:
         """Raises `BlockFormatError` with nothing written; `TransferError`, and nothing is appended to it any more."""
         page, at = segment.end, 0
-        extents: list[tuple[int, int, int, int]] = []
+        extents: list[Extent] = []
         placed: list[tuple[BlockHeader, Lying]] = []
         for write in writes:
             header = write.header
@@ -261,7 +260,7 @@ class DirectoryStore:
             placed.append((header, Lying(Place(segment.number, page), block_pages(header))))
             page, at = page + length // PAGE_BYTES, at + length
         try:
-            self._transfer.write(*_columns(extents))
+            self._transfer.write(extents)
         except TransferError:
             self._give_up(segment)
             raise
@@ -433,11 +432,6 @@ def _segment_bytes(descriptor: VolumeDescriptor, slot_bytes: int, options: Direc
 
 def _is_fragmented(segment: Segment) -> bool:
     return segment.is_sealed and segment.live_pages < (segment.end - 1) * (1 - _DEAD_SHARE)
-
-
-def _columns(extents: list[tuple[int, int, int, int]]) -> tuple[Offsets, Offsets, Offsets, Offsets]:
-    file_offsets, staging_offsets, lengths, fds = np.array(extents, dtype=np.uint64).T.copy()
-    return file_offsets, staging_offsets, lengths, fds
 
 
 def _open_store(opening: Opening) -> DirectoryStore:

@@ -11,7 +11,7 @@ import errno
 import itertools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -23,13 +23,13 @@ from storage_agent.fifo_lock import FifoLock
 from storage_agent.files import free_bytes, huge_pages
 
 Offsets = npt.NDArray[np.uint64]
-Columns = tuple[Offsets, Offsets, Offsets, Offsets]
-"""Offsets in the files, offsets in staging, lengths, file descriptors."""
+Extent = tuple[int, int, int, int]
+"""Offset in the file, offset in staging, length, all in bytes; file descriptor."""
 Portion = Callable[[int, int], None]
-"""Is told of descriptors, by their number: the first one, and the one after the last."""
+"""Is told of extents, by their number: the first one, and the one after the last."""
 
 DESCRIPTOR_COUNT_MAX = 4096
-"""Most descriptors of one transfer. Half of NIXL's pool: a transfer that meets its end makes the agent useless."""
+"""Most extents of one transfer. Half of NIXL's pool: a transfer that meets its end makes the agent useless."""
 _PORTIONS_TARGET = 16
 _PORTION_BYTES_MIN = 256 * 1024
 _PORTION_BYTES_MAX = 2 * 1024 * 1024
@@ -42,18 +42,18 @@ def _nothing(first: int, end: int) -> None:
 
 
 class Portions(NamedTuple):
-    """Descriptors in runs of about equal bytes, each under way as a whole.
+    """Extents in runs of about equal bytes, each under way as a whole.
 
-    `bounds`: of each run its first descriptor and the one behind its last.
+    `bounds`: of each run its first extent and the one behind its last.
     """
 
     bounds: list[tuple[int, int]]
     reuse_after: int
 
     @classmethod
-    def of(cls, lengths: Offsets, start: int, end: int, reuse_after: int) -> Portions:
-        """Descriptors `start` to `end`; one run where there is little to move."""
-        total = int(lengths[start:end].sum())
+    def of(cls, extents: Sequence[Extent], start: int, end: int, reuse_after: int) -> Portions:
+        """Extents `start` to `end`; one run where there is little to move."""
+        total = sum([length for _, _, length, _ in extents[start:end]])
         portion_bytes = min(max(_PORTION_BYTES_MIN, total // _PORTIONS_TARGET), _PORTION_BYTES_MAX)
         count = max(1, total // portion_bytes)
         if end - start > reuse_after:
@@ -117,35 +117,28 @@ class FileTransfer(ABC):
 
     def write(
         self,
-        file_offsets: Offsets,
-        staging_offsets: Offsets,
-        lengths: Offsets,
-        fds: Offsets | None = None,
+        extents: Sequence[Extent],
         *,
         stage: Portion = _nothing,
         reuse_after: int = DESCRIPTOR_COUNT_MAX,
     ) -> None:
         """Write staging memory to the files; not durable until the caller syncs. Hold `exclusive`.
 
-        Offsets and lengths in bytes, one-dimensional and equally long, as are `fds`, which may be left out where there
-        is one file. `stage` is called ahead of each portion to fill the staging memory of its descriptors, while the
-        portions before it are under way; a descriptor's memory may be that of the one `reuse_after` before it, which
-        has been moved by then. Raises `TransferError`, after which the files may hold any part of it.
+        `stage` is called ahead of each portion to fill the staging memory of its extents, while the portions before it
+        are under way; an extent's memory may be that of the one `reuse_after` before it, which has been moved by then.
+        Raises `TransferError`, after which the files may hold any part of it.
         """
-        self._transfer("WRITE", (file_offsets, staging_offsets, lengths, fds), stage, _nothing, reuse_after)
+        self._transfer("WRITE", extents, stage, _nothing, reuse_after)
 
     def read(
         self,
-        file_offsets: Offsets,
-        staging_offsets: Offsets,
-        lengths: Offsets,
-        fds: Offsets | None = None,
+        extents: Sequence[Extent],
         *,
         arrived: Portion = _nothing,
         reuse_after: int = DESCRIPTOR_COUNT_MAX,
     ) -> None:
         """Read the files into staging memory. As `write`; `arrived` is called after each portion, as `stage` before."""
-        self._transfer("READ", (file_offsets, staging_offsets, lengths, fds), _nothing, arrived, reuse_after)
+        self._transfer("READ", extents, _nothing, arrived, reuse_after)
 
     def add_file(self, fd: int, file_bytes: int) -> None:
         """Take another file. Hold `exclusive`. Raises `TransferError`."""
@@ -177,9 +170,9 @@ class FileTransfer(ABC):
 
     @abstractmethod
     def _transfer_together(
-        self, operation: str, columns: Columns, portions: Portions, before: Portion, after: Portion
+        self, operation: str, extents: Sequence[Extent], portions: Portions, before: Portion, after: Portion
     ) -> None:
-        """READ or WRITE `columns` in the steps of `portions`: `before` each begins, and `after` each has ended."""
+        """READ or WRITE `extents` in the steps of `portions`: `before` each begins, and `after` each has ended."""
 
     def _map_staging(self) -> None:
         self._memory = huge_pages(self._staging_bytes)
@@ -188,17 +181,15 @@ class FileTransfer(ABC):
     def _transfer(
         self,
         operation: str,
-        columns: tuple[Offsets, Offsets, Offsets, Offsets | None],
+        extents: Sequence[Extent],
         before: Portion,
         after: Portion,
         reuse_after: int,
     ) -> None:
-        file_offsets, staging_offsets, lengths, given_fds = columns
-        fds = given_fds if given_fds is not None else np.full_like(lengths, next(iter(self._files)))
-        for start in range(0, len(lengths), DESCRIPTOR_COUNT_MAX):
-            end = min(start + DESCRIPTOR_COUNT_MAX, len(lengths))
-            portions = Portions.of(lengths, start, end, reuse_after)
-            self._transfer_together(operation, (file_offsets, staging_offsets, lengths, fds), portions, before, after)
+        for start in range(0, len(extents), DESCRIPTOR_COUNT_MAX):
+            end = min(start + DESCRIPTOR_COUNT_MAX, len(extents))
+            portions = Portions.of(extents, start, end, reuse_after)
+            self._transfer_together(operation, extents, portions, before, after)
 
 
 def move_plainly(operation: str, fd: int, part: memoryview, file_offset: int) -> str:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from storage_agent.errors import TransferError
 from storage_agent.file_transfer import (
     DESCRIPTOR_COUNT_MAX,
-    Columns,
+    Extent,
     FileTransfer,
-    Offsets,
     Portion,
     Portions,
     move_plainly,
@@ -46,6 +44,8 @@ class _Flight:
     """A transfer that was begun. `state`: PROC while it is under way, DONE, or what failed."""
 
     handle: Any
+    memory_side: Any
+    file_side: Any
     eager_polls: int
     state: str = "PROC"
 
@@ -104,13 +104,11 @@ class NixlTransfer(FileTransfer):
             raise TransferError(f"{self._name}: NIXL does not take the file: {error}") from error
 
     def _transfer_together(
-        self, operation: str, columns: Columns, portions: Portions, before: Portion, after: Portion
+        self, operation: str, extents: Sequence[Extent], portions: Portions, before: Portion, after: Portion
     ) -> None:
         """See `FileTransfer._transfer_together`; fewer descriptors are under way than the pool has."""
         self._make_ready()  # a file was let go of since
         deadline = time.monotonic() + self._deadline_s
-        first_runs, runs = _runs(columns, portions.bounds)
-        sides = self._sides(operation, runs)
         flights: list[_Flight] = []
         failed = ""
         is_over = False
@@ -119,8 +117,7 @@ class NixlTransfer(FileTransfer):
                 first, end = portions.bounds[number]
                 if begins:
                     before(first, end)
-                    numbers = np.arange(first_runs[number], first_runs[number + 1], dtype=np.int32)
-                    flights.append(self._post(operation, sides, numbers, bool(flights)))
+                    flights.append(self._post(operation, extents[first:end], others_fly=bool(flights)))
                 elif failed := self._wait(flights[number], deadline):
                     break
                 else:
@@ -130,17 +127,17 @@ class NixlTransfer(FileTransfer):
             is_over = True
         finally:
             if not is_over and flights:
-                self._land_or_quarantine(flights, sides, deadline)
+                self._land_or_quarantine(flights, deadline)
         if failed:
             # Others of a portion may be under way still. Nothing polls this agent again, and its end waits for
             # the kernel, so afterwards neither file nor memory changes any more.
-            del flight, flights, sides
+            del flight, flights
             self._agent = None
-            reason = self._probe(operation, *(column[first:end] for column in columns))
+            reason = self._probe(operation, extents[first:end])
             raise TransferError(f"{self._name}: {operation.lower()} failed: {reason or failed}")
-        _release(flights, sides)
+        _release(flights)
 
-    def _land_or_quarantine(self, flights: list[_Flight], sides: tuple[Any, Any], deadline: float) -> None:
+    def _land_or_quarantine(self, flights: list[_Flight], deadline: float) -> None:
         """Whoever wanted the bytes has given up: wait for the rest of them, or never touch their memory again."""
         have_landed = False
         try:
@@ -149,42 +146,25 @@ class NixlTransfer(FileTransfer):
             pass  # the deadline, of which the caller hears already
         finally:
             if have_landed:
-                _release(flights, sides)
+                _release(flights)
             else:
-                keep_for_ever(self._agent, flights, sides, self._memory)
+                keep_for_ever(self._agent, flights, self._memory)
                 self._map_staging()
                 self._agent = None
 
-    def _sides(self, operation: str, runs: Columns) -> tuple[Any, Any]:
-        """Both ends of the runs, made known to NIXL. Raises `TransferError` where it refuses one."""
-        file_offsets, staging_offsets, lengths, fds = runs
-        local = np.zeros((len(lengths), 3), dtype=np.uint64)
-        local[:, 0] = staging_offsets + np.uint64(self._address)
-        local[:, 1] = lengths
-        remote = np.empty_like(local)
-        remote[:, 0] = file_offsets
-        remote[:, 1] = lengths
-        remote[:, 2] = fds
-        try:
-            return (
-                self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", local, "DRAM"),
-                self._agent.prep_xfer_dlist(self._agent_name, remote, "FILE"),
-            )
-        except self._nixl.errors as error:
-            raise TransferError(f"{self._name}: NIXL refuses the {operation.lower()}: {error}") from error
-
-    def _post(
-        self, operation: str, sides: tuple[Any, Any], numbers: npt.NDArray[np.int32], others_fly: bool
-    ) -> _Flight:
-        """Begin runs. Raises `TransferError` where NIXL refuses them, in doubt while others are under way."""
+    def _post(self, operation: str, extents: Sequence[Extent], *, others_fly: bool) -> _Flight:
+        """Begin a transfer. Raises `TransferError` where NIXL refuses it, in doubt while others are under way."""
         agent = self._agent
-        memory_side, file_side = sides
+        local, remote = runs_of(extents, self._address)
+        numbers = np.arange(len(local), dtype=np.int32)
         try:
+            memory_side = agent.prep_xfer_dlist("NIXL_INIT_AGENT", np.array(local, dtype=np.uint64), "DRAM")
+            file_side = agent.prep_xfer_dlist(self._agent_name, np.array(remote, dtype=np.uint64), "FILE")
             handle = agent.make_prepped_xfer(operation, memory_side, numbers, file_side, numbers)
         except self._nixl.errors as error:
             message = f"{self._name}: NIXL refuses the {operation.lower()}: {error}"
             raise TransferError(message, in_doubt=others_fly) from error
-        flight = _Flight(handle, _EAGER_POLLS + len(numbers) // _RUNS_A_POLL)
+        flight = _Flight(handle, memory_side, file_side, _EAGER_POLLS + len(local) // _RUNS_A_POLL)
         flight.advance(lambda: agent.transfer(handle), self._nixl.errors)
         return flight
 
@@ -206,42 +186,36 @@ class NixlTransfer(FileTransfer):
             flight.advance(lambda: agent.check_xfer_state(flight.handle), self._nixl.errors)
         return "" if flight.state == "DONE" else flight.state
 
-    def _probe(
-        self, operation: str, file_offsets: Offsets, staging_offsets: Offsets, lengths: Offsets, fds: Offsets
-    ) -> str:
+    def _probe(self, operation: str, extents: Sequence[Extent]) -> str:
         """Say why a transfer failed, which NIXL does not: do it again without NIXL and take the errno."""
-        for file_offset, staging_offset, length, fd in zip(
-            file_offsets.tolist(), staging_offsets.tolist(), lengths.tolist(), fds.tolist(), strict=True
-        ):
+        for file_offset, staging_offset, length, fd in extents:
             part = self._memory[staging_offset : staging_offset + length]
             if reason := move_plainly(operation, fd, part, file_offset):
                 return reason
         return ""
 
 
-def _release(flights: list[_Flight], sides: tuple[Any, Any]) -> None:
+def _release(flights: list[_Flight]) -> None:
     for flight in flights:
         flight.handle.release()
-    for side in sides:
-        side.release()
+        flight.memory_side.release()
+        flight.file_side.release()
 
 
-def _runs(columns: Columns, portions: list[tuple[int, int]]) -> tuple[list[int], Columns]:
+def runs_of(extents: Sequence[Extent], address: int) -> tuple[list[list[int]], list[list[int]]]:
     """What lies side by side in file and staging as one descriptor: a device does few large requests sooner.
 
-    The number of each portion's first run, and behind them how many there are; the runs' columns.
+    NIXL's descriptors of memory, where staging begins at `address`, and of files: address or offset, length, device.
     """
-    begin, end = portions[0][0], portions[-1][1]
-    file_offsets, staging_offsets, lengths, fds = (column[begin:end] for column in columns)
-    if len(lengths) == 1:
-        return [0, 1], (file_offsets, staging_offsets, lengths, fds)
-    is_first = np.empty(end - begin, dtype=np.bool_)
-    goes_on = np.diff(file_offsets) == lengths[:-1]
-    goes_on &= np.diff(staging_offsets) == lengths[:-1]
-    goes_on &= fds[1:] == fds[:-1]
-    np.logical_not(goes_on, out=is_first[1:])
-    edges = np.array([first for first, _ in portions]) - begin
-    is_first[edges] = True
-    firsts = np.flatnonzero(is_first)
-    runs = (file_offsets[firsts], staging_offsets[firsts], np.add.reduceat(lengths, firsts), fds[firsts])
-    return [*np.searchsorted(firsts, edges).tolist(), len(firsts)], runs
+    local: list[list[int]] = []
+    remote: list[list[int]] = []
+    file_end = staging_end = fd_before = -1
+    for file_offset, staging_offset, length, fd in extents:
+        if file_offset == file_end and staging_offset == staging_end and fd == fd_before:
+            local[-1][1] += length
+            remote[-1][1] += length
+        else:
+            local.append([address + staging_offset, length, 0])
+            remote.append([file_offset, length, fd])
+        file_end, staging_end, fd_before = file_offset + length, staging_offset + length, fd
+    return local, remote

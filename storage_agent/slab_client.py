@@ -41,12 +41,12 @@ from storage_agent.data_wire import (
     VerifyRequest,
 )
 from storage_agent.errors import CorruptBlock, ShardError, StorageAgentError, TransferError, VolumeError
-from storage_agent.file_transfer import FileTransfer
+from storage_agent.file_transfer import Extent, FileTransfer
 from storage_agent.leases import BlockFacts
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result
 from storage_agent.shards import Shard, ShardSpan, gather
 from storage_agent.slab_file import SlabFile, open_slab_as_client
-from storage_agent.slab_reading import columns, read_slots
+from storage_agent.slab_reading import read_slots
 from storage_agent.sliced_read import SlicedRead, plan_read
 from storage_agent.slot_locks import lock_shard, locks_work, unlock_shard
 from storage_agent.transfer_choice import open_transfer
@@ -276,7 +276,7 @@ class SlabClient:
     def _write(self, leases: Sequence[_Leased]) -> None:
         """Write the shards and sync. Raises `TransferError`."""
         superblock = self._slab.superblock
-        extents: list[tuple[int, int, int]] = []
+        extents: list[Extent] = []
         with self._transfer.exclusive() as staging:
             staged_at = 0
             for each in leases:
@@ -290,9 +290,9 @@ class SlabClient:
                     length = payload.nbytes
                 staging[staged_at : staged_at + payload.nbytes] = payload
                 staging[staged_at + payload.nbytes : staged_at + length] = bytes(length - payload.nbytes)
-                extents.append((file_at, staged_at, length))
+                extents.append((file_at, staged_at, length, self._slab.fd))
                 staged_at += page_ceiling(payload.nbytes)
-            self._transfer.write(*columns(extents))
+            self._transfer.write(extents)
         try:
             os.fdatasync(self._slab.fd)
         except OSError as error:
@@ -345,7 +345,7 @@ class SlabClient:
                 outcomes[number] = Outcome(asked.header.key, result, self.volume, payload.nbytes, reason)
 
             try:
-                read_slots(self._transfer, self._slab.superblock, [sliced.asked for _, sliced in part], take)
+                read_slots(self._transfer, self._slab, [sliced.asked for _, sliced in part], take)
             except TransferError as error:
                 for number, sliced in part:
                     outcomes[number] = self._outcome(sliced.asked.header.key, Result.FAILED, str(error))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from storage_agent.block_header import PAGE_BYTES, check_header, check_parts, page_ceiling
 from storage_agent.errors import CorruptBlock
-from storage_agent.file_transfer import FileTransfer, Offsets
-from storage_agent.slab_format import Superblock
+from storage_agent.file_transfer import Extent, FileTransfer
+from storage_agent.slab_file import SlabFile
 from storage_agent.slot_store import SlotRead, Take
 
 
-def read_slots(transfer: FileTransfer, superblock: Superblock, reads: Sequence[SlotRead], take: Take) -> None:
-    """See `SlotStore.read`. `transfer` has the slab as its one file, and staging for one slot at least."""
+def read_slots(transfer: FileTransfer, slab: SlabFile, reads: Sequence[SlotRead], take: Take) -> None:
+    """See `SlotStore.read`. `transfer` has staging for one slot at least."""
     if not reads:
         return
+    superblock = slab.superblock
     slot_bytes, mark = superblock.slot_bytes, superblock.mark
     with transfer.exclusive() as staging:
         staged_slots = len(staging) // slot_bytes
@@ -29,37 +28,32 @@ def read_slots(transfer: FileTransfer, superblock: Superblock, reads: Sequence[S
                 payload = staging[start : start + read.payload_bytes].toreadonly()
                 fault: CorruptBlock | None = None
                 try:
-                    checksums = check_header(
-                        bytes(staging[at : at + PAGE_BYTES]), header, place=header.slot, mark=mark
-                    )
+                    page = bytes(staging[at : at + PAGE_BYTES])
+                    checksums = check_header(page, header, place=header.slot, mark=mark)
                     check_parts(payload, header, checksums, read.first)
                 except CorruptBlock as error:
                     fault = error
                 take(number, fault, payload)
 
-        extents = [_extents(superblock, read, number % staged_slots * slot_bytes) for number, read in enumerate(reads)]
+        extents = [_extents(slab, read, number % staged_slots * slot_bytes) for number, read in enumerate(reads)]
         if all(len(each) == 1 for each in extents):  # what has arrived is taken while the rest is under way
-            whole = columns([extent for extent, in extents])
-            transfer.read(*whole, arrived=check_and_take, reuse_after=staged_slots)
+            transfer.read([extent for extent, in extents], arrived=check_and_take, reuse_after=staged_slots)
         else:
             for start in range(0, len(reads), staged_slots):
                 end = min(start + staged_slots, len(reads))
-                transfer.read(*columns([extent for each in extents[start:end] for extent in each]))
+                transfer.read([extent for each in extents[start:end] for extent in each])
                 check_and_take(start, end)
 
 
-def columns(extents: Sequence[tuple[int, int, int]]) -> tuple[Offsets, Offsets, Offsets]:
-    """Offsets in the file, offsets in staging and lengths of (file, staging, length)."""
-    file_offsets, staging_offsets, lengths = np.array(extents, dtype=np.uint64).T.copy()
-    return file_offsets, staging_offsets, lengths
-
-
-def _extents(superblock: Superblock, read: SlotRead, staged_at: int) -> list[tuple[int, int, int]]:
-    """(file, staging, length): the header page to `staged_at`, behind it the pages of the wanted bytes."""
-    slot_at = superblock.slot_offset(read.header.slot)
+def _extents(slab: SlabFile, read: SlotRead, staged_at: int) -> list[Extent]:
+    """The header page to `staged_at`, behind it the pages of the wanted bytes."""
+    slot_at = slab.superblock.slot_offset(read.header.slot)
     offset = read.offset
     end = page_ceiling(offset + read.payload_bytes)
     if offset < PAGE_BYTES:
-        return [(slot_at, staged_at, PAGE_BYTES + end)]
+        return [(slot_at, staged_at, PAGE_BYTES + end, slab.fd)]
     start = offset // PAGE_BYTES * PAGE_BYTES
-    return [(slot_at, staged_at, PAGE_BYTES), (slot_at + PAGE_BYTES + start, staged_at + PAGE_BYTES, end - start)]
+    return [
+        (slot_at, staged_at, PAGE_BYTES, slab.fd),
+        (slot_at + PAGE_BYTES + start, staged_at + PAGE_BYTES, end - start, slab.fd),
+    ]

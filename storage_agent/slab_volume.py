@@ -10,16 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from storage_agent.block_header import (
     PAGE_BYTES,
     ZERO_PAGE,
     BlockHeader,
-    draft_header,
     pack_header,
     page_ceiling,
-    seal_header,
 )
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import TransferError
@@ -29,7 +26,7 @@ from storage_agent.kinds import Opening, VolumeKind, slot_kind
 from storage_agent.saved_rows import save_rows
 from storage_agent.slab_file import open_slab, open_slab_read_only, session_of_this_process
 from storage_agent.slab_intents import SlabIntents
-from storage_agent.slab_reading import columns, read_slots
+from storage_agent.slab_reading import read_slots
 from storage_agent.slab_recovery import recover_slab
 from storage_agent.slab_scan import reports
 from storage_agent.slot_classes import SlotClasses
@@ -104,53 +101,50 @@ class SlabStore:
         return recovered
 
     def write(self, writes: Sequence[SlotWrite]) -> None:
-        """See `SlotStore.write`: header and payload of each in one descriptor."""
-        slots = [write.draft.slot for write in writes]
-        superblock = self._slab.superblock
-        drafts = [
-            draft_header(write.draft, write.draft.parts, place=slot, mark=superblock.mark)
-            for write, slot in zip(writes, slots, strict=True)
-        ]
-        self._tell(slots)
+        """See `SlotStore.write`: header and payload of each in one extent."""
+        self._tell([write.slot for write in writes])
+        superblock, fd = self._slab.superblock, self._slab.fd
+        slot_bytes, mark, staged_slots = superblock.slot_bytes, superblock.mark, self._staged_slots
         extents = [
             (
-                superblock.slot_offset(slot),
-                number % self._staged_slots * superblock.slot_bytes,
+                superblock.slot_offset(write.slot),
+                number % staged_slots * slot_bytes,
                 PAGE_BYTES + page_ceiling(write.payload.nbytes),
+                fd,
             )
-            for number, (write, slot) in enumerate(zip(writes, slots, strict=True))
+            for number, write in enumerate(writes)
         ]
         with self._transfer.exclusive() as staging:
 
             def stage(first: int, end: int) -> None:
                 for number in range(first, end):
-                    write, (_, at, length) = writes[number], extents[number]
-                    payload_at, end = at + PAGE_BYTES, at + length
+                    write, (_, at, length, _) = writes[number], extents[number]
+                    payload_at = at + PAGE_BYTES
                     payload_end = payload_at + write.payload.nbytes
                     write.copy_payload(staging[payload_at:payload_end])
-                    staging[at:payload_at] = seal_header(
-                        drafts[number], write.header.payload_checksum, write.checksums
-                    )
-                    if payload_end < end:
-                        staging[payload_end:end] = bytes(end - payload_end)
+                    staging[at:payload_at] = pack_header(write.header, write.checksums, place=write.slot, mark=mark)
+                    if payload_end < at + length:
+                        staging[payload_end : at + length] = bytes(at + length - payload_end)
 
-            self._transfer.write(*columns(extents), stage=stage, reuse_after=self._staged_slots)
+            self._transfer.write(extents, stage=stage, reuse_after=staged_slots)
 
     def read(self, reads: Sequence[SlotRead], take: Take) -> None:
         """See `SlotStore.read`."""
-        read_slots(self._transfer, self._slab.superblock, reads, take)
+        read_slots(self._transfer, self._slab, reads, take)
 
     def write_headers(self, writes: Sequence[SlotWrite]) -> None:
         """See `LeasableStore.write_headers`."""
         superblock = self._slab.superblock
-        pages = [pack_header(w.header, w.checksums, place=w.header.slot, mark=superblock.mark) for w in writes]
-        self._tell([write.header.slot for write in writes])
+        pages = [pack_header(w.header, w.checksums, place=w.slot, mark=superblock.mark) for w in writes]
+        self._tell([write.slot for write in writes])
         with self._transfer.exclusive() as staging:
             extents = []
             for number, (write, page) in enumerate(zip(writes, pages, strict=True)):
                 staging[number * PAGE_BYTES : (number + 1) * PAGE_BYTES] = page
-                extents.append((superblock.slot_offset(write.header.slot), number * PAGE_BYTES, PAGE_BYTES))
-            self._transfer.write(*columns(extents))
+                extents.append(
+                    (superblock.slot_offset(write.slot), number * PAGE_BYTES, PAGE_BYTES, self._slab.fd)
+                )
+            self._transfer.write(extents)
 
     def shard_is_locked(self, slot: int, shard: int) -> bool:
         """See `LeasableStore.shard_is_locked`."""
@@ -166,8 +160,8 @@ class SlabStore:
         self._tell(slots)
         with self._transfer.exclusive() as staging:
             staging[:PAGE_BYTES] = ZERO_PAGE
-            offsets = np.array([self._slab.superblock.slot_offset(slot) for slot in slots], dtype=np.uint64)
-            self._transfer.write(offsets, np.zeros_like(offsets), np.full_like(offsets, PAGE_BYTES))
+            slot_offset, fd = self._slab.superblock.slot_offset, self._slab.fd
+            self._transfer.write([(slot_offset(slot), 0, PAGE_BYTES, fd) for slot in slots])
         self.sync()
 
     def sync(self) -> None:

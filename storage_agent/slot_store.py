@@ -63,9 +63,8 @@ class SlotWrite:
         return self._header
 
     @property
-    def draft(self) -> BlockHeader:
-        """The header, of which the checksum may be missing yet."""
-        return self._header
+    def slot(self) -> int:
+        return self._header.slot
 
     def with_payload(self, payload: memoryview) -> SlotWrite:
         """Other bytes under the same header."""
@@ -119,7 +118,8 @@ class SlotStore(Protocol):
     def write(self, writes: Sequence[SlotWrite]) -> None:
         """Write headers and payloads; `sync` makes them durable.
 
-        Raises `BlockFormatError` before anything is written, `TransferError` after which any part may be.
+        Raises `BlockFormatError` before anything of its block is written, `TransferError` after which any part of any
+        may be.
         """
 
     def sync(self) -> None:

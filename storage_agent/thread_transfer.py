@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from queue import SimpleQueue
 
-import numpy as np
-
 from storage_agent.errors import TransferError
-from storage_agent.file_transfer import Columns, FileTransfer, Portion, Portions, move_plainly
+from storage_agent.file_transfer import Extent, FileTransfer, Portion, Portions, move_plainly
 
 THREADS_MAX = 8
 
@@ -18,14 +17,14 @@ THREADS_MAX = 8
 class _Flight:
     """One transfer: threads that take the next descriptor. They have the files open themselves until the last ends."""
 
-    def __init__(self, operation: str, memory: memoryview, columns: Columns) -> None:
+    def __init__(self, operation: str, memory: memoryview, extents: Sequence[Extent]) -> None:
         self._operation = operation
         self._memory = memory
-        self._columns = [column.tolist() for column in columns]
-        self._files = {fd: os.dup(fd) for fd in sorted(set(self._columns[-1]))}
+        self._extents = extents
+        self._files = {fd: os.dup(fd) for fd in sorted({fd for *_, fd in extents})}
         self._todo: SimpleQueue[int | None] = SimpleQueue()
         self._changed = threading.Condition()
-        self._ended = bytearray(len(columns[0]))
+        self._ended = bytearray(len(extents))
         """One for each descriptor that was moved, failed or left out."""
         self._is_stopped = False
         self.fault = ""
@@ -71,7 +70,7 @@ class _Flight:
                 os.close(fd)
 
     def _move(self, number: int) -> str:
-        file_offset, at, length, fd = (column[number] for column in self._columns)
+        file_offset, at, length, fd = self._extents[number]
         return move_plainly(self._operation, self._files[fd], self._memory[at : at + length], file_offset)
 
 
@@ -87,12 +86,12 @@ class ThreadTransfer(FileTransfer):
         pass
 
     def _transfer_together(
-        self, operation: str, columns: Columns, portions: Portions, before: Portion, after: Portion
+        self, operation: str, extents: Sequence[Extent], portions: Portions, before: Portion, after: Portion
     ) -> None:
-        self._require_inside(operation, columns, portions.bounds)
+        self._require_inside(operation, extents[portions.bounds[0][0] : portions.bounds[-1][1]])
         deadline = time.monotonic() + self._deadline_s
         try:
-            flight = _Flight(operation, self._memory, columns)
+            flight = _Flight(operation, self._memory, extents)
         except OSError as error:
             raise TransferError(f"{self._name}: {operation.lower()} failed: {error.strerror}") from error
         try:
@@ -115,18 +114,13 @@ class ThreadTransfer(FileTransfer):
         if flight.fault:
             raise TransferError(f"{self._name}: {operation.lower()} failed: {flight.fault}")
 
-    def _require_inside(self, operation: str, columns: Columns, portions: list[tuple[int, int]]) -> None:
+    def _require_inside(self, operation: str, extents: Sequence[Extent]) -> None:
         """NIXL refuses what is outside the files, too; a write there would make them longer."""
-        part = slice(portions[0][0], portions[-1][1])
-        file_offsets, staging_offsets, lengths, fds = (column[part] for column in columns)
-        for fd in np.unique(fds).tolist():
+        refuses = f"{self._name} refuses the {operation.lower()}"
+        for file_offset, staging_offset, length, fd in extents:
             if fd not in self._files:
-                raise TransferError(f"{self._name} refuses the {operation.lower()}: file {fd} is not one of its own")
-            of_file = fds == fd
-            end = int((file_offsets[of_file] + lengths[of_file]).max())
-            if end > self._files[fd]:
-                raise TransferError(
-                    f"{self._name} refuses the {operation.lower()}: it ends at byte {end} of {self._files[fd]}"
-                )
-        if int((staging_offsets + lengths).max()) > self._staging_bytes:
-            raise TransferError(f"{self._name} refuses the {operation.lower()}: it goes past the staging memory")
+                raise TransferError(f"{refuses}: file {fd} is not one of its own")
+            if file_offset + length > self._files[fd]:
+                raise TransferError(f"{refuses}: it ends at byte {file_offset + length} of {self._files[fd]}")
+            if staging_offset + length > self._staging_bytes:
+                raise TransferError(f"{refuses}: it goes past the staging memory")

@@ -6,8 +6,6 @@ import logging
 import os
 from collections.abc import Mapping
 
-import numpy as np
-
 from storage_agent.block_header import PAGE_BYTES
 from storage_agent.errors import TransferError
 from storage_agent.file_transfer import FileTransfer
@@ -45,9 +43,8 @@ def nixl_fault() -> str:
     try:
         os.ftruncate(fd, PAGE_BYTES)
         probe = NixlTransfer("probe", {fd: PAGE_BYTES}, staging_bytes=PAGE_BYTES, deadline_s=PROBE_DEADLINE_S)
-        start = np.zeros(1, dtype=np.uint64)
         with probe.exclusive():
-            probe.read(start, start, np.full_like(start, PAGE_BYTES))
+            probe.read([(0, 0, PAGE_BYTES, fd)])
         probe.close()
     except TransferError as error:
         return str(error)

@@ -47,14 +47,14 @@ class DiskShim:
         shim, together = self, NixlTransfer._transfer_together
 
         def transfer_together(
-            this: Any, operation: str, columns: Any, portions: Any, before: Any, after: Any
+            this: Any, operation: str, extents: Any, portions: Any, before: Any, after: Any
         ) -> None:
             if operation != "WRITE":
-                together(this, operation, columns, portions, before, after)
+                together(this, operation, extents, portions, before, after)
                 return
             for first, end in portions.bounds:
                 before(first, end)
-                for at, staged, length, fd in zip(*(column[first:end].tolist() for column in columns), strict=True):
+                for at, staged, length, fd in extents[first:end]:
                     # In order, and each written before the next is thought of: stopped here, those before are there.
                     shim._pwrite(fd, this._memory[staged : staged + length], at, aligned=True)
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_agent.errors import TransferError
-from storage_agent.file_transfer import DESCRIPTOR_COUNT_MAX, Columns, FileTransfer, Offsets, Portions
+from storage_agent.file_transfer import DESCRIPTOR_COUNT_MAX, Extent, FileTransfer, Portions
 from storage_agent.files import HUGE_PAGE_BYTES, huge_pages
-from storage_agent.nixl_transfer import NixlTransfer, _runs
+from storage_agent.nixl_transfer import NixlTransfer, runs_of
 from storage_agent.thread_transfer import ThreadTransfer
 
 PAGE = 4096
@@ -39,18 +39,19 @@ def transfer(request: pytest.FixtureRequest, fd: int) -> Iterator[FileTransfer]:
     made.close()
 
 
-def pages(*numbers: int) -> Offsets:
-    return np.array(numbers, dtype=np.uint64) * np.uint64(PAGE)
+def pages(fd: int, *extents: tuple[int, int, int]) -> list[Extent]:
+    """(page of the file, page of staging, pages)"""
+    return [(at * PAGE, staged * PAGE, count * PAGE, fd) for at, staged, count in extents]
 
 
 def test_scattered_pages_are_written_and_read_back(transfer: FileTransfer, fd: int) -> None:
     with transfer.exclusive() as staging:
         for number in range(3):
             staging[number * PAGE : (number + 1) * PAGE] = bytes([number + 1]) * PAGE
-        transfer.write(pages(9, 2, 40), pages(0, 1, 2), pages(1, 1, 1))
+        transfer.write(pages(fd, (9, 0, 1), (2, 1, 1), (40, 2, 1)))
     assert [os.pread(fd, 1, page * PAGE) for page in (9, 2, 40, 3)] == [b"\1", b"\2", b"\3", b"\0"]
     with transfer.exclusive() as staging:
-        transfer.read(pages(40, 9), pages(4, 6), pages(1, 2))
+        transfer.read(pages(fd, (40, 4, 1), (9, 6, 2)))
         assert bytes(staging[4 * PAGE : 5 * PAGE]) == b"\3" * PAGE
         assert bytes(staging[6 * PAGE : 8 * PAGE]) == b"\1" * PAGE + b"\0" * PAGE
 
@@ -59,18 +60,17 @@ def test_more_descriptors_than_one_transfer_takes_are_split(transfer: FileTransf
     count = DESCRIPTOR_COUNT_MAX + 8
     with transfer.exclusive() as staging:
         staging[:PAGE] = b"x" * PAGE
-        offsets = np.arange(count, dtype=np.uint64) * np.uint64(16)
-        transfer.write(offsets, np.zeros_like(offsets), np.full_like(offsets, 16))
+        transfer.write([(number * 16, 0, 16, fd) for number in range(count)])
     assert os.pread(fd, count * 16 + 1, 0) == b"x" * count * 16 + b"\0"
 
 
-def test_a_place_outside_the_file_is_refused_and_later_transfers_work(transfer: FileTransfer) -> None:
+def test_a_place_outside_the_file_is_refused_and_later_transfers_work(transfer: FileTransfer, fd: int) -> None:
     with transfer.exclusive() as staging:
         with pytest.raises(TransferError, match="refuses the read"):
-            transfer.read(pages(64), pages(0), pages(1))
+            transfer.read(pages(fd, (64, 0, 1)))
         staging[:PAGE] = b"y" * PAGE
-        transfer.write(pages(1), pages(0), pages(1))
-        transfer.read(pages(1), pages(5), pages(1))
+        transfer.write(pages(fd, (1, 0, 1)))
+        transfer.read(pages(fd, (1, 5, 1)))
         assert bytes(staging[5 * PAGE : 6 * PAGE]) == b"y" * PAGE
 
 
@@ -78,11 +78,11 @@ def test_a_failed_read_says_why_and_the_next_one_works(transfer: FileTransfer, f
     os.ftruncate(fd, 8 * PAGE)
     with transfer.exclusive() as staging:
         with pytest.raises(TransferError, match="only 0 of 4096 bytes at byte 40960") as caught:
-            transfer.read(pages(0, 10), pages(0, 1), pages(1, 1))
+            transfer.read(pages(fd, (0, 0, 1), (10, 1, 1)))
         assert not caught.value.in_doubt
     os.pwrite(fd, b"z" * PAGE, 3 * PAGE)
     with transfer.exclusive() as staging:
-        transfer.read(pages(3), pages(2), pages(1))
+        transfer.read(pages(fd, (3, 2, 1)))
         assert bytes(staging[2 * PAGE : 3 * PAGE]) == b"z" * PAGE
 
 
@@ -93,7 +93,7 @@ def test_a_failed_write_names_the_error_of_the_device(kind: type[FileTransfer]) 
     try:
         transfer = kind("full", {device: FILE_BYTES}, staging_bytes=PAGE)
         with transfer.exclusive(), pytest.raises(TransferError, match="ENOSPC at byte 0: No space left on device"):
-            transfer.write(pages(0), pages(0), pages(1))
+            transfer.write(pages(device, (0, 0, 1)))
         transfer.close()
     finally:
         os.close(device)
@@ -102,11 +102,10 @@ def test_a_failed_write_names_the_error_of_the_device(kind: type[FileTransfer]) 
 def test_after_a_deadline_the_transfer_is_in_doubt_and_fresh_memory_takes_over(fd: int) -> None:
     """A poll submits 64 descriptors, so 400 are not done when a deadline of no time at all is looked at."""
     transfer = NixlTransfer("late", {fd: FILE_BYTES}, staging_bytes=PAGE, deadline_s=0.0)
-    offsets = np.arange(400, dtype=np.uint64) * np.uint64(16)
     with transfer.exclusive() as abandoned:
         abandoned[:] = b"a" * PAGE
         with pytest.raises(TransferError, match=r"no answer from the device in 0.0 s") as caught:
-            transfer.write(offsets, np.zeros_like(offsets), np.full_like(offsets, 16))
+            transfer.write([(number * 16, 0, 16, fd) for number in range(400)])
         assert caught.value.in_doubt
     with transfer.exclusive() as fresh:
         fresh[:] = b"f" * PAGE
@@ -120,16 +119,16 @@ def test_a_closed_transfer_says_so(transfer: FileTransfer) -> None:
         pass
 
 
-def test_threads_take_turns_and_see_their_own_bytes(transfer: FileTransfer) -> None:
+def test_threads_take_turns_and_see_their_own_bytes(transfer: FileTransfer, fd: int) -> None:
     wrong: list[int] = []
 
     def work(number: int) -> None:
         for _ in range(20):
             with transfer.exclusive() as staging:
                 staging[:PAGE] = bytes([number]) * PAGE
-                transfer.write(pages(number), pages(0), pages(1))
+                transfer.write(pages(fd, (number, 0, 1)))
             with transfer.exclusive() as staging:
-                transfer.read(pages(number), pages(1), pages(1))
+                transfer.read(pages(fd, (number, 1, 1)))
                 if staging[PAGE] != number:
                     wrong.append(number)
 
@@ -144,7 +143,7 @@ def test_threads_take_turns_and_see_their_own_bytes(transfer: FileTransfer) -> N
 def test_loading_nixl_loads_no_torch_and_prints_nothing(tmp_path: Path) -> None:
     script = """
 import os, sys
-from storage_agent.nixl_transfer import NixlTransfer, _runs
+from storage_agent.nixl_transfer import NixlTransfer, runs_of
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.ftruncate(fd, 4096)
 NixlTransfer("quiet", {fd: 4096}, staging_bytes=4096).close()
@@ -174,7 +173,7 @@ def test_files_come_and_go_and_each_gets_its_own_bytes(transfer: FileTransfer, f
     with transfer.exclusive() as staging:
         transfer.add_file(second, FILE_BYTES)
         staging[: 2 * PAGE] = b"\1" * PAGE + b"\2" * PAGE
-        transfer.write(pages(5, 5), pages(0, 1), pages(1, 1), np.array([fd, second], dtype=np.uint64))
+        transfer.write([*pages(fd, (5, 0, 1)), *pages(second, (5, 1, 1))])
     assert [os.pread(each, 1, 5 * PAGE) for each in (fd, second)] == [b"\1", b"\2"]
     with transfer.exclusive():
         transfer.forget_file(second)
@@ -184,8 +183,8 @@ def test_files_come_and_go_and_each_gets_its_own_bytes(transfer: FileTransfer, f
     os.ftruncate(third, FILE_BYTES)
     with transfer.exclusive():
         with pytest.raises(TransferError):
-            transfer.write(pages(5), pages(0), pages(1), np.array([second], dtype=np.uint64))
-        transfer.write(pages(6), pages(0), pages(1))
+            transfer.write(pages(second, (5, 0, 1)))
+        transfer.write(pages(fd, (6, 0, 1)))
     assert os.pread(third, FILE_BYTES, 0) == bytes(FILE_BYTES)
     assert os.pread(fd, 1, 6 * PAGE) == b"\1"
     os.close(third)
@@ -201,31 +200,19 @@ def test_what_cannot_be_taken_leaves_nothing_under_way_and_the_next_transfer_use
 
     with transfer.exclusive() as staging:
         with pytest.raises(ValueError, match="no room"):
-            transfer.read(pages(0, 1, 2), pages(0, 1, 2), pages(1, 1, 1), arrived=refuse)
-        transfer.read(pages(7), pages(3), pages(1))
+            transfer.read(pages(fd, (0, 0, 1), (1, 1, 1), (2, 2, 1)), arrived=refuse)
+        transfer.read(pages(fd, (7, 3, 1)))
         assert bytes(staging[3 * PAGE : 4 * PAGE]) == b"q" * PAGE
     with transfer.exclusive() as again:
         assert again is staging
 
 
-def columns(*extents: tuple[int, int, int]) -> Columns:
-    file_offsets, staging_offsets, lengths = np.array(extents, dtype=np.uint64).T.copy()
-    return file_offsets, staging_offsets, lengths, np.full(len(extents), 9, dtype=np.uint64)
-
-
-def test_neighbours_in_file_and_memory_are_moved_as_one_within_their_portion() -> None:
-    extents = [(0, 0, 8), (8, 8, 8), (16, 16, 4), (20, 64, 4), (24, 68, 4), (40, 72, 4), (44, 76, 8)]
-    firsts, runs = _runs(columns(*extents), [(0, 2), (2, 7)])
-    assert firsts == [0, 1, 4]
-    assert np.array(runs[:3]).T.tolist() == [[0, 0, 16], [16, 16, 4], [20, 64, 8], [40, 72, 12]]
-    assert runs[3].tolist() == [9] * 4
-
-
-def test_neighbours_in_different_files_are_moved_each_by_itself() -> None:
-    beside = columns((0, 0, 8), (8, 8, 8))
-    beside[3][1] = 7
-    firsts, runs = _runs(beside, [(0, 2)])
-    assert (firsts, np.array(runs).tolist()) == ([0, 2], np.array(beside).tolist())
+def test_neighbours_in_file_and_memory_are_moved_as_one() -> None:
+    places = [(0, 0, 8), (8, 8, 8), (20, 16, 4), (24, 64, 4), (28, 68, 4), (40, 72, 4)]
+    extents = [(*place, 9) for place in places]
+    local, remote = runs_of([*extents, (44, 76, 8, 7)], 1000)
+    assert remote == [[0, 16, 9], [20, 4, 9], [24, 8, 9], [40, 4, 9], [44, 8, 7]]
+    assert local == [[1000, 16, 0], [1016, 4, 0], [1064, 8, 0], [1072, 4, 0], [1076, 8, 0]]
 
 
 def test_staging_memory_is_zeroed_whole_and_at_a_page_boundary() -> None:
@@ -242,7 +229,7 @@ def test_staging_memory_is_zeroed_whole_and_at_a_page_boundary() -> None:
 def test_no_portion_begins_before_those_whose_memory_it_uses_have_ended(
     count: int, length: int, reuse_after: int
 ) -> None:
-    portions = Portions.of(np.full(count, length, dtype=np.uint64), 0, count, reuse_after)
+    portions = Portions.of([(0, 0, length, 0)] * count, 0, count, reuse_after)
     assert [number for first, end in portions.bounds for number in range(first, end)] == list(range(count))
     begun, ended = 0, 0
     for begins, number in portions.steps():
@@ -258,8 +245,7 @@ def test_no_portion_begins_before_those_whose_memory_it_uses_have_ended(
 
 @pytest.mark.parametrize("pages_staged", [1, 3, 8])
 def test_more_is_moved_than_memory_holds_by_using_it_again(transfer: FileTransfer, fd: int, pages_staged: int) -> None:
-    numbers = np.arange(48, dtype=np.uint64)
-    page_lengths = np.full_like(numbers, PAGE)
+    extents = pages(fd, *((number, number % pages_staged, 1) for number in range(48)))
     with transfer.exclusive() as staging:
 
         def stage(first: int, end: int) -> None:
@@ -267,13 +253,12 @@ def test_more_is_moved_than_memory_holds_by_using_it_again(transfer: FileTransfe
                 at = number % pages_staged * PAGE
                 staging[at : at + PAGE] = bytes([number]) * PAGE
 
-        at = numbers % np.uint64(pages_staged) * np.uint64(PAGE)
-        transfer.write(numbers * np.uint64(PAGE), at, page_lengths, stage=stage, reuse_after=pages_staged)
+        transfer.write(extents, stage=stage, reuse_after=pages_staged)
         assert os.pread(fd, 48 * PAGE, 0) == b"".join(bytes([number]) * PAGE for number in range(48))
         seen: list[bytes] = []
 
         def arrived(first: int, end: int) -> None:
             seen.extend(bytes(staging[n % pages_staged * PAGE :][:PAGE]) for n in range(first, end))
 
-        transfer.read(numbers * np.uint64(PAGE), at, page_lengths, arrived=arrived, reuse_after=pages_staged)
+        transfer.read(extents, arrived=arrived, reuse_after=pages_staged)
         assert seen == [bytes([number]) * PAGE for number in range(48)]

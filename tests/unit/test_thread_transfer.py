@@ -7,12 +7,11 @@ import os
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from storage_agent import thread_transfer, transfer_choice
 from storage_agent.errors import TransferError
-from storage_agent.file_transfer import Offsets, move_plainly
+from storage_agent.file_transfer import Extent, move_plainly
 from storage_agent.files import try_lock
 from storage_agent.nixl_transfer import NixlTransfer
 from storage_agent.thread_transfer import ThreadTransfer
@@ -21,8 +20,9 @@ from storage_agent.transfer_choice import nixl_fault, open_transfer
 PAGE = 4096
 
 
-def pages(*numbers: int) -> Offsets:
-    return np.array(numbers, dtype=np.uint64) * np.uint64(PAGE)
+def pages(fd: int, *extents: tuple[int, int, int]) -> list[Extent]:
+    """(page of the file, page of staging, pages)"""
+    return [(at * PAGE, staged * PAGE, count * PAGE, fd) for at, staged, count in extents]
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_device_that_does_not_answer_leaves_the_transfer_in_doubt_and_the_file
     with transfer.exclusive() as abandoned:
         abandoned[:] = b"a" * PAGE
         with pytest.raises(TransferError, match=r"no answer from the device in 0\.01 s") as caught:
-            transfer.write(pages(1), pages(0), pages(1))
+            transfer.write(pages(file, (1, 0, 1)))
         assert caught.value.in_doubt
     with transfer.exclusive() as fresh:
         fresh[:] = b"f" * PAGE
@@ -96,10 +96,10 @@ def test_what_fails_to_stage_moves_nothing_more(path: Path) -> None:
             raise ValueError("no payload")
 
         with transfer.exclusive(), pytest.raises(ValueError, match="no payload"):
-            transfer.write(pages(0, 1), pages(0, 1), pages(1, 1), stage=stage)
+            transfer.write(pages(file.fileno(), (0, 0, 1), (1, 1, 1)), stage=stage)
         with transfer.exclusive() as staging:
             staging[:PAGE] = b"x" * PAGE
-            transfer.write(pages(3), pages(0), pages(1))
+            transfer.write(pages(file.fileno(), (3, 0, 1)))
         transfer.close()
     assert path.read_bytes() == bytes(3 * PAGE) + b"x" * PAGE
 
@@ -109,8 +109,8 @@ def test_no_write_makes_a_file_longer_or_goes_past_the_staging_memory(path: Path
         transfer = ThreadTransfer("v", {file.fileno(): 4 * PAGE}, staging_bytes=2 * PAGE)
         with transfer.exclusive():
             with pytest.raises(TransferError, match="refuses the write: it ends at byte 20480 of 16384"):
-                transfer.write(pages(4), pages(0), pages(1))
+                transfer.write(pages(file.fileno(), (4, 0, 1)))
             with pytest.raises(TransferError, match="past the staging memory"):
-                transfer.write(pages(0), pages(2), pages(1))
+                transfer.write(pages(file.fileno(), (0, 2, 1)))
         transfer.close()
     assert path.stat().st_size == 4 * PAGE
