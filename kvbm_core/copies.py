@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from kernels import gather_blocks, scatter_blocks
+import kernels
 from kvbm_core.layout import FullyContiguousLayout
 from kvbm_core.storage import TensorStorage
 
@@ -42,23 +42,7 @@ def _copy(
     source: torch.Tensor, from_blocks: Sequence[int], target: torch.Tensor, to_blocks: Sequence[int]
 ) -> None:
     if source.device == target.device:
-        # Without staging no byte is touched twice.
-        for start, end in _runs(from_blocks, to_blocks):
-            first, into = from_blocks[start], to_blocks[start]
-            target[into : into + end - start].copy_(source[first : first + end - start])
+        kernels.copy_blocks(source, from_blocks, target, to_blocks)
         return
-    staging = gather_blocks(source, from_blocks).to(target.device)
-    scatter_blocks(staging, target, to_blocks)
-
-
-def _runs(from_blocks: Sequence[int], to_blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Stretches of the lists in which both sides' blocks follow each other, as (start, end)."""
-    start = 0
-    for place in range(1, len(from_blocks) + 1):
-        if (
-            place == len(from_blocks)
-            or from_blocks[place] != from_blocks[place - 1] + 1
-            or to_blocks[place] != to_blocks[place - 1] + 1
-        ):
-            yield start, place
-            start = place
+    staging = kernels.gather_blocks(source, from_blocks).to(target.device)
+    kernels.scatter_blocks(staging, target, to_blocks)
