@@ -62,15 +62,21 @@ class PackedHeads:
 
 def heads_in(storage: TensorStorage, block: int, first: int, count: int) -> HeadBytes:
     """A copy of some heads of a pool's block, counted from the pool's first, in host memory."""
-    layers = [storage.layer_view(block, layer)[:, :, first : first + count] for layer in range(storage.layout.layers)]
-    stacked = torch.stack([layer.view(torch.uint8) for layer in layers])
-    found: HeadBytes = stacked.permute(3, 0, 1, 2, 4).cpu().contiguous().numpy()
+    layout = storage.layout
+    head_bytes = layout.head_dim * layout.element_bytes
+    found = np.empty((count, layout.layers, layout.outer, layout.page_tokens, head_bytes), dtype=np.uint8)
+    for layer in range(layout.layers):
+        lying = storage.layer_view(block, layer)[:, :, first : first + count].view(torch.uint8)
+        found[:, layer] = lying.cpu().numpy().transpose(2, 0, 1, 3)  # in numpy: torch copies such bytes at a tenth
     return found
 
 
 def put_heads_in(storage: TensorStorage, block: int, first: int, heads: HeadBytes) -> None:
     """Write heads into a pool's block, from the pool's number `first` on."""
-    moved = torch.from_numpy(heads).permute(1, 2, 3, 0, 4)
     for layer in range(storage.layout.layers):
-        view = storage.layer_view(block, layer)[:, :, first : first + len(heads)]
-        view.view(torch.uint8).copy_(moved[layer])
+        target = storage.layer_view(block, layer)[:, :, first : first + len(heads)].view(torch.uint8)
+        moved = heads[:, layer].transpose(1, 2, 0, 3)
+        if target.is_cpu:
+            target.numpy()[:] = moved
+        else:
+            target.copy_(torch.from_numpy(np.ascontiguousarray(moved)))

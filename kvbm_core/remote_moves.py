@@ -150,8 +150,7 @@ def give_up(window: NixlWindow, parts: Sequence[RemotePart]) -> None:
     generations = [part.exported.generation for part in parts]
     note = GivenUpNote(layout.mark, packed.first_head, packed.heads, generations)
     with suppress(TransferError), window.exclusive() as memory:
-        window.notify(layout.metadata, encode_note(note))
-        _pull_seals(window, memory, _place(parts[:1]))  # a note alone is sent when something is next waited for
+        _pull_seals(window, memory, _place(parts[:1]), encode_note(note))
 
 
 @contextmanager
@@ -176,11 +175,14 @@ def _place(parts: Sequence[RemotePart]) -> list[_Placed]:
     return placed
 
 
-def _pull_seals(window: NixlWindow, memory: memoryview, placed: Sequence[_Placed]) -> list[Seal | None]:
+def _pull_seals(
+    window: NixlWindow, memory: memoryview, placed: Sequence[_Placed], note: bytes = b""
+) -> list[Seal | None]:
     layout = placed[0].part.imported.layout
     addresses = np.array([layout.seal_address(each.part.exported.seal) for each in placed], dtype=np.uint64)
     offsets = np.array([each.seal_at for each in placed], dtype=np.uint64)
-    window.pull(layout.metadata, addresses, offsets, np.full_like(offsets, layout.seal_bytes))
+    lengths = np.full_like(offsets, layout.seal_bytes)
+    window.pull(layout.metadata, addresses, offsets, lengths, notification=note)
     return [unpack_seal(bytes(memory[each.seal_at : each.seal_at + layout.seal_bytes])) for each in placed]
 
 

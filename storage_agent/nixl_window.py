@@ -33,7 +33,8 @@ _POLL_S_MAX = 0.001
 class NixlWindow:
     """One piece of memory and a UCX agent for it. Thread-safe: one holder of `exclusive` at a time.
 
-    After a deadline the agent and the memory are never touched nor freed again, and fresh ones take their place.
+    After a deadline, or a peer's end, the agent and the memory are never touched nor freed again, and fresh ones take
+    their place.
     """
 
     def __init__(self, name: str, window_bytes: int, *, deadline_s: float = 30.0) -> None:
@@ -108,12 +109,16 @@ class NixlWindow:
         offsets: Offsets,
         lengths: Offsets,
         there: MemoryPlace = HOST_MEMORY,
+        *,
+        notification: bytes = b"",
     ) -> None:
         """Read a peer's memory, which lies `there`, into ours at `offsets`. In bytes, equally long. Hold `exclusive`.
 
-        Raises `TransferError`: the peer is gone, or does not answer before the deadline. Nothing is written later.
+        The peer is told `notification` afterwards. (One that is sent alone, to a peer that is gone, ends this process
+        when the window closes.) Raises `TransferError`: the peer is gone, or does not answer before the deadline.
+        Nothing is written later.
         """
-        self._move("READ", metadata, addresses, offsets, lengths, there, b"")
+        self._move("READ", metadata, addresses, offsets, lengths, there, notification)
 
     def push(
         self,
@@ -130,14 +135,6 @@ class NixlWindow:
         As `pull`, but after `TransferError` with `in_doubt` the peer's memory may be written to later.
         """
         self._move("WRITE", metadata, addresses, offsets, lengths, there, notification)
-
-    def notify(self, metadata: bytes, notification: bytes) -> None:
-        """Tell a peer something. Hold `exclusive`. Raises `TransferError` where it is known to be gone."""
-        try:
-            self._agent.send_notif(self._peer(metadata), notification)
-        except self._nixl.errors as error:
-            self.forget(metadata)
-            raise TransferError(f"{self._name}: the peer is gone: {error}") from error
 
     def forget(self, metadata: bytes) -> None:
         """Let go of a peer. Hold `exclusive`."""
@@ -208,10 +205,11 @@ class NixlWindow:
         except self._nixl.errors as error:
             state = str(error) or type(error).__name__
         finally:
-            if state == "PROC":  # an interrupt too: it may be written into still
+            # An interrupt too: it may be written into still. And to end an agent that lost a peer ends the process,
+            # by an assertion of UCX, where anything for that peer was queued.
+            if state != "DONE":
                 self._quarantine(agent, handle, our_side, their_side)
         if state != "DONE":
-            self.forget(metadata)
             raise TransferError(f"{self._name}: the peer is gone: {state}", in_doubt=operation == "WRITE")
 
     def _wait(self, agent: Any, handle: Any) -> str:

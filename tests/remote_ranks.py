@@ -51,9 +51,11 @@ class Rank:
         layout: str = "fully_contiguous",
         deadline_s: float = 10.0,
         blocks: int = 8,
+        seals: int = 0,
+        model_layers: int = LAYERS,
     ) -> None:
         self.config = KvbmConfig(
-            layers=LAYERS,
+            layers=model_layers,
             outer=OUTER,
             page_tokens=PAGE_TOKENS,
             heads=HEADS,
@@ -66,8 +68,8 @@ class Rank:
             device_layout=layout,  # type: ignore[arg-type]
             hash_secret="sixteen characters",
         )
-        self.first_head = rank * HEADS // size
-        self.heads = HEADS // size
+        self.first_head = self.config.shard.index * self.config.shard_heads
+        self.heads = self.config.shard_heads
         self.storage = open_device(self.config.device_pool_layout)
         self.stored: list[int] = []
         self.removed: list[int] = []
@@ -83,7 +85,9 @@ class Rank:
         tier = TierPool(self.pool, self.storage)
         self._stack = ExitStack()
         self._stack.callback(self.storage.close)
-        self.registration = self._stack.enter_context(nixl_register(tier, self.config, name=f"rank-{rank}-of-{size}"))
+        self.registration = self._stack.enter_context(
+            nixl_register(tier, self.config, name=f"rank-{rank}-of-{size}", seals=seals)
+        )
         self.memory = self._stack.enter_context(
             RemoteMemory(tier, self.config, name=f"mover-{rank}-of-{size}", window_bytes=1 << 18, deadline_s=deadline_s)
         )

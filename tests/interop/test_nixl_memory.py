@@ -81,9 +81,10 @@ def test_what_is_pushed_lies_there_when_its_notification_arrives(window: NixlWin
     assert owner.hear() == ["bytes", b"abcd".hex()]
     owner.say("show 100 4")
     assert owner.hear() == ["bytes", b"efgh".hex()]
-    with window.exclusive():
-        window.notify(owner.metadata, b"word alone")
-    assert owner.hear() == ["told", b"word alone".hex()]
+    with window.exclusive() as memory:
+        window.pull(owner.metadata, column(owner.address + 100), column(0), column(4), notification=b"was read")
+        assert memory[:4] == b"efgh"
+    assert owner.hear() == ["told", b"was read".hex()]
 
 
 def test_after_close_nobody_reads_or_writes(window: NixlWindow, owner: Owner) -> None:
