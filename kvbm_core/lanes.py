@@ -277,7 +277,7 @@ class LoadLane:
             outcomes.update(zip(onward, moved, strict=True))
             return outcomes
         finally:
-            self._near.pool.release_many(list(near.values()))
+            self._near.pool.release_many(list(near.values())[::-1])  # the root last, so that tails are evicted first
 
     def _missed(self, transfer: BlockTransfer, answer: Outcome) -> BlockOutcome:
         self._volumes.missed(transfer.identity.key)

@@ -167,7 +167,8 @@ class OffloadManager:
                 for view in self._views:
                     group.create_task(self._to_tier(view, blocks, gate))
         finally:
-            for block in blocks:
+            # The root goes last, as in the device, so that the host evicts tails before what many share.
+            for block in reversed(blocks):
                 block.release()
 
     async def _to_tier(self, view: VolumeView, blocks: Sequence[ImmutableBlock], gate: Gate) -> None:

@@ -217,7 +217,7 @@ class _PathQueue:
                     entry.item.end(outcome)
                 else:
                     release(outcome)
-        for entry in batch:
+        for entry in reversed(batch):  # the root last, so that its pool evicts tails first
             entry.item.transfer.release_source()
         self.pump()
 
