@@ -86,6 +86,11 @@ def copy_with_checksums(payload: memoryview, part_bytes: int, target: memoryview
     checksums: list[int] = []
     for part_at in range(0, payload.nbytes, part_bytes):
         part_end = min(part_at + part_bytes, payload.nbytes)
+        if part_end - part_at <= _CACHED_BYTES:
+            copied = target[part_at:part_end]
+            copied[:] = payload[part_at:part_end]
+            checksums.append(checksum(copied))
+            continue
         running = xxhash.xxh3_64()
         for at in range(part_at, part_end, _CACHED_BYTES):
             end = min(at + _CACHED_BYTES, part_end)

@@ -30,8 +30,8 @@ Portion = Callable[[int, int], None]
 
 DESCRIPTOR_COUNT_MAX = 4096
 """Most extents of one transfer. Half of NIXL's pool: a transfer that meets its end makes the agent useless."""
-_PORTIONS_TARGET = 16
-_PORTION_BYTES_MIN = 256 * 1024
+_PORTIONS_TARGET = 8
+_PORTION_BYTES_MIN = 512 * 1024
 _PORTION_BYTES_MAX = 2 * 1024 * 1024
 _PORTIONS_IN_REUSE = 4
 """Where memory is used again: so many portions of it at least, for some to be under way while others are filled."""
