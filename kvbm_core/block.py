@@ -141,10 +141,10 @@ class Pool(Protocol):
     hooks: Hooks
 
     def take_back(self, guard: Guard) -> None:
-        """Give a guard's block back now, once."""
+        """Take a released guard's block in, once; never waits."""
 
     def take_back_later(self, slot: Slot) -> None:
-        """Give a block back at the pool's next step; takes no lock, so that the garbage collector may call it."""
+        """Take a collected guard's block in at the pool's next step. Takes no lock."""
 
     def note(self, step: LifeStep, slot: Slot) -> None:
         """Remember a step for the hooks, where there are any; under the lock."""
@@ -364,14 +364,16 @@ class ImmutableBlock(Guard):
 
     @property
     def priority(self) -> int:
-        """0 to `PRIORITY_MAX`; the lower, the earlier it is evicted. The block's own, so all its guards share it."""
-        return self.held().priority
+        """0 to `PRIORITY_MAX`; the lower, the earlier it is evicted. The key's, so all guards share it."""
+        slot = self.held()
+        return (slot.first_copy or slot).priority
 
     @priority.setter
     def priority(self, priority: int) -> None:
         check_priority(priority)
         with self.pool.lock:
-            self.held().priority = priority
+            slot = self.held()
+            (slot.first_copy or slot).priority = priority
 
     @property
     def is_second_copy(self) -> bool:

@@ -436,7 +436,6 @@ class BlockPool:
         slot.references = 1
         slot.is_listed = False
         slot.first_copy = first
-        slot.priority = priority
         return slot
 
     def _evict(self, count: int) -> list[BlockIdentity]:

@@ -120,12 +120,16 @@ def test_a_block_of_low_priority_is_evicted_first() -> None:
     assert registered(pool_of(1), 4)[0].priority == PRIORITY_DEFAULT
 
 
-def test_a_duplicate_raises_the_priority_and_never_lowers_it() -> None:
-    pool = pool_of(2)
+@pytest.mark.parametrize("allow", [True, False])
+def test_a_duplicate_raises_the_priority_and_never_lowers_it(allow: bool) -> None:
+    pool = pool_of(3, allow=allow)
     (first,) = registered(pool, 1, priority=10)
     assert registered(pool, 1, priority=60)[0].priority == 60
     assert registered(pool, 1, priority=0)[0].priority == 60
     assert first.priority == 60
+    for other in registered(pool, 1):
+        other.priority = 5
+    assert first.priority == 5
 
 
 def test_a_forgotten_block_is_found_no_more_and_reset_by_its_last_guard() -> None:
