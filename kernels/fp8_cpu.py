@@ -21,6 +21,7 @@ Bits = np.ndarray[Any, np.dtype[Any]]
 _NORMAL_MIN = np.uint32(0x3C80_0000)
 """2^-6, the smallest e4m3 number with a full mantissa, as the bits of a float32."""
 
+_MOST = np.float32(E4M3_MAX)
 _INFINITY = np.uint32(0x7F80_0000)
 _MAGNITUDE = np.uint32(0x7FFF_FFFF)
 _RAISED = np.float32(2.0**14)
@@ -40,21 +41,19 @@ def quantize(blocks: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -
         scale = np.maximum(largest.view(np.float32) / np.float32(E4M3_MAX), np.float32(SCALE_MIN))
         scale[largest >= _INFINITY] = np.nan
         scales[place] = torch.from_numpy(scale).view(piece.shape[:2])
-        np.multiply(wide, (np.float32(1.0) / scale)[:, None], out=wide)
-        np.clip(wide, -np.float32(E4M3_MAX), np.float32(E4M3_MAX), out=wide)
-        raised = np.abs(wide)
-        raised += _RAISED
         code = np.empty(wide.shape, np.uint8)
-        _encode(wide.view(np.uint32), raised.view(np.uint32), code)
+        scaled, raised = np.empty((2, wide.shape[1]), np.float32)
+        _encode(wide, np.float32(1.0) / scale, scaled, raised, scaled.view(np.uint32), raised.view(np.uint32), code)
         codes[place] = code.reshape(piece.shape)
 
 
 def dequantize(values: torch.Tensor, scales: torch.Tensor, blocks: torch.Tensor) -> None:
     codes, scale = values.view(torch.uint8).numpy(), scales.numpy()
     for place in np.ndindex(*values.shape[:2]):
-        wide = _numbers()[codes[place]]
-        wide *= scale[place][..., None, None]
-        _narrow(wide, blocks[place])
+        code = np.ascontiguousarray(codes[place]).reshape(scale[place].size, -1)
+        wide = np.empty(code.shape, np.float32)
+        _decode(code, _numbers(), scale[place].reshape(-1), wide)
+        _narrow(wide.reshape(codes[place].shape), blocks[place])
 
 
 @cache
@@ -94,18 +93,37 @@ def _largest(bits: Bits, largest: Bits) -> None:
 
 
 @compiled
-def _encode(bits: Bits, raised: Bits, codes: Bits) -> None:
-    """e4m3 of float32 numbers of at most 448, rounded to nearest, ties to even; `raised`: their magnitudes + 2^14."""
-    for row in range(bits.shape[0]):
-        for at in range(bits.shape[1]):
-            word = bits[row, at]
-            magnitude = word & _MAGNITUDE
+def _encode(
+    wide: Floats, reciprocals: Floats, scaled: Floats, raised: Floats, scaled_bits: Bits, raised_bits: Bits, codes: Bits
+) -> None:
+    """e4m3 of each row times its reciprocal, rounded to nearest, ties to even.
+
+    `scaled` and `raised` are one row to work in, `_bits` the same memory as integers.
+    """
+    for row in range(wide.shape[0]):
+        reciprocal = reciprocals[row]
+        for at in range(wide.shape[1]):
+            number = wide[row, at] * reciprocal
+            number = _MOST if number > _MOST else number
+            number = -_MOST if number < -_MOST else number
+            scaled[at] = number
+            raised[at] = abs(number) + _RAISED
+        for at in range(wide.shape[1]):
+            magnitude = scaled_bits[at] & _MAGNITUDE
             # Exponent and three bits of mantissa, with the exponent's bias taken from 127 to 7.
             odd = (magnitude >> np.uint32(20)) & np.uint32(1)
             code = ((magnitude + np.uint32(0x7FFFF) + odd) >> np.uint32(20)) - np.uint32(120 << 3)
-            code = code if magnitude >= _NORMAL_MIN else raised[row, at] - _RAISED_BITS
+            code = code if magnitude >= _NORMAL_MIN else raised_bits[at] - _RAISED_BITS
             code = code if magnitude <= _INFINITY else np.uint32(0x7F)
-            codes[row, at] = np.uint8(code | (word >> np.uint32(24)) & np.uint32(0x80))
+            codes[row, at] = np.uint8(code | (scaled_bits[at] >> np.uint32(24)) & np.uint32(0x80))
+
+
+@compiled
+def _decode(codes: Bits, numbers: Floats, scales: Floats, wide: Floats) -> None:
+    for row in range(codes.shape[0]):
+        scale = scales[row]
+        for at in range(codes.shape[1]):
+            wide[row, at] = numbers[codes[row, at]] * scale
 
 
 @compiled
