@@ -7,17 +7,20 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from event_plane.schema import Namespace
+from storage_agent import slab_volume
 from storage_agent.block_header import PAGE_BYTES
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import VolumeError
 from storage_agent.inspection import SlotReport
 from storage_agent.port import BlockKey, PutBlock, Result
+from storage_agent.shards import Axis, BlockLayout, Shard, ShardSpan
 from storage_agent.slab_format import SESSION_OFFSET, Superblock
 from storage_agent.slab_volume import SlabInspection, SlabStore
 from storage_agent.slot_volume import SlotVolume
@@ -77,6 +80,7 @@ def read(volume: SlotVolume, numbers: Sequence[int]) -> tuple[list[ReadResult], 
     taken: dict[int, bytes] = {}
 
     def accept(index: int, header: object, view: memoryview) -> str:
+        assert numbers[index] not in taken, "each is handed over once"
         taken[numbers[index]] = bytes(view)
         return ""
 
@@ -133,6 +137,33 @@ def test_a_batch_larger_than_staging_goes_in_parts(tmp_path: Path) -> None:
         assert results(volume.put([block(n, 100) for n in range(600)])) == [Result.STORED] * 600
         _, taken = read(volume, range(600))
         assert taken == {n: payload(n, 100) for n in range(600)}
+
+
+def test_a_batch_larger_than_its_staging_memory_uses_that_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slab_volume, "STAGING_BYTES_TARGET", 3 * BLOCK_BYTES)
+    with opened(path, capacity_blocks=40) as volume:
+        assert volume.batch_slots == 256
+        assert results(volume.put([block(n, BLOCK_BYTES - n) for n in range(40)])) == [Result.STORED] * 40
+        flip_byte(path, Superblock("fast", 40, BLOCK_BYTES).slot_offset(20) + PAGE_BYTES)
+        reads, taken = read(volume, range(40))
+        assert [number for number, result in enumerate(results(reads)) if result is Result.CORRUPT] == [20]
+        assert taken == {n: payload(n, BLOCK_BYTES - n) for n in range(40) if n != 20}
+
+
+def test_slices_of_more_blocks_than_staging_holds_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slab_volume, "STAGING_BYTES_TARGET", 3 * BLOCK_BYTES)
+    layout = BlockLayout((Axis("head", 4), Axis("byte", 1500)), 1, "head")
+    whole = [replace(block(n), span=ShardSpan(1500, 0, 4), layout=layout) for n in range(10)]
+    with opened(path, capacity_blocks=10) as volume:
+        assert results(volume.put(whole)) == [Result.STORED] * 10
+        taken: dict[int, bytes] = {}
+
+        def accept(index: int, header: object, view: memoryview) -> str:
+            taken[index] = bytes(view)
+            return ""
+
+        volume.read([key(n) for n in range(10)], accept, Shard(3, 4))
+        assert taken == {n: payload(n)[4500:] for n in range(10)}
 
 
 def test_a_block_that_is_there_is_present_and_not_written_again(path: Path) -> None:
@@ -334,7 +365,11 @@ def test_a_full_disk_is_refused_at_once_and_a_volume_on_it_keeps_its_room(small_
         assert sorted(entry.name for entry in small_disk.iterdir()) == ["fast.slab", "filler"]
 
 
-def test_a_write_that_fails_fails_its_block_alone_and_degrades_the_volume(path: Path) -> None:
+@pytest.mark.parametrize("staged_slots", [1, 256])
+def test_a_write_that_fails_fails_its_block_alone_and_degrades_the_volume(
+    path: Path, staged_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slab_volume, "STAGING_BYTES_TARGET", staged_slots * BLOCK_BYTES)
     announced = Announced()
     with opened(path, announced) as volume:
         with file_size_limit(SLABS.slot_offset(2)):
@@ -363,7 +398,11 @@ def test_a_delete_that_fails_leaves_the_block_in_service(path: Path) -> None:
         assert results(volume.delete([key(3)])) == [Result.DELETED]
 
 
-def test_a_read_that_fails_fails_its_block_alone(path: Path) -> None:
+@pytest.mark.parametrize("staged_slots", [1, 256])
+def test_a_read_that_fails_fails_its_block_alone(
+    path: Path, staged_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slab_volume, "STAGING_BYTES_TARGET", staged_slots * BLOCK_BYTES)
     with opened(path) as volume:
         volume.put([block(n) for n in range(4)])
         whole = path.read_bytes()
