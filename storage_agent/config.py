@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -41,7 +42,7 @@ class _CredentialKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class _AgentTable(_CredentialKeys, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: str
+    name: Annotated[str, msgspec.Meta(min_length=1)]
     command_url: str
     event_url: str
     allowed_roots: list[str]

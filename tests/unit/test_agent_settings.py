@@ -82,6 +82,7 @@ def test_every_credential_of_a_publisher_can_be_set() -> None:
     ("found", "instead", "said"),
     [
         ('name = "agent-1"', 'nmae = "agent-1"', "nmae"),
+        ('name = "agent-1"', 'name = ""', r"length >= 1 - at `\$\.name`"),
         ("speed_rank = 1", "speed_rnak = 1", r"speed_rnak.*volumes"),
         ("capacity_blocks = 4", 'capacity_blocks = "four"', r"Expected `int`, got `str` - at `\$\.volumes"),
         ('event_url = "zmq+tcp://127.0.0.1:7002"', "", "event_url"),
