@@ -66,6 +66,11 @@ class SlotWrite:
     def slot(self) -> int:
         return self._header.slot
 
+    @property
+    def payload_bytes(self) -> int:
+        """Of the block; `payload` is empty where its bytes are in the slot already."""
+        return self._header.payload_bytes
+
     def with_payload(self, payload: memoryview) -> SlotWrite:
         """Other bytes under the same header."""
         return SlotWrite(self.number, self.header, payload, self.checksums)

@@ -270,11 +270,17 @@ class SlotVolume:
         except BaseException as error:  # opened anew, the volume has these slots again
             self._degrade(f"a put was cut short by {error!r}")
             raise
-        stored = [write for write in writes if write.number not in failures]
+        outcomes = dict(failures)
+        headers: list[BlockHeader] = []
+        volume = self.descriptor.id
+        for write in writes:
+            if write.number not in failures:
+                header = write.header
+                headers.append(header)
+                outcomes[write.number] = Outcome(header.key, Result.STORED, volume, header.payload_bytes)
         with self._ordering:
-            self._announce_stored([write.header for write in stored])
-        served = {w.number: self._outcome(w.header.key, Result.STORED, w.header.payload_bytes) for w in stored}
-        return failures | served
+            self._announce_stored(headers)
+        return outcomes
 
     def _announce_stored(self, headers: list[BlockHeader]) -> None:
         try:
@@ -282,8 +288,9 @@ class SlotVolume:
                 self._on_stored(headers)
         finally:
             with self._table_lock:
+                publish = self._table.publish
                 for header in headers:
-                    self._table.publish(header)
+                    publish(header)
                     self._payload_bytes += header.payload_bytes
 
     def _refuse_put(self, block: PutBlock, size: int) -> Outcome | None:
@@ -324,17 +331,17 @@ class SlotVolume:
         if isinstance(reserved, Refusal):
             return self._outcome(block.key, Result.BUSY, reason="another put or delete of it is under way; try later")
         header = BlockHeader(
-            slot=reserved.slot,
-            key=block.key,
-            namespace=block.namespace,
-            parent_hash=block.parent_hash,
-            depth=block.depth,
-            block_tokens=block.block_tokens,
-            payload_bytes=payload.nbytes,
-            payload_checksum=0,
-            generation=reserved.generation,
-            span=block.span,
-            layout=block.layout,
+            reserved.slot,
+            block.key,
+            block.namespace,
+            block.parent_hash,
+            block.depth,
+            block.block_tokens,
+            payload.nbytes,
+            0,  # the write reckons its checksum
+            reserved.generation,
+            block.span,
+            block.layout,
         )
         return SlotWrite(index, header, payload)
 
@@ -347,19 +354,20 @@ class SlotVolume:
         for write, error in each_alone_if_one_fails(writes, write_all):
             failed[write.number] = self._undo_put(write, error)
         written = [write for write in writes if write.number not in failed]
+        good = written
         try:
             if written:
                 self._store.sync()
         except TransferError as error:
+            good = []
             for write in written:
                 failed[write.number] = self._undo_put(write, error)
-        good = [write for write in writes if write.number not in failed]
         if read_back and good:
             self._store.forget_cached([write.header for write in good])
             for write, reason in self._verify_written(good):
                 failed[write.number] = self._undo_put(write, reason)
         with self._table_lock:
-            self._write_bytes_total += sum(w.header.payload_bytes for w in writes if w.number not in failed)
+            self._write_bytes_total += sum([w.payload_bytes for w in good if w.number not in failed])
             self._write_seconds_total += time.monotonic() - started
         return failed
 
