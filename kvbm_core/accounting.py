@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from event_plane.schema import Tier
 from kvbm_core.estimate import PathRate, RateLine
 from kvbm_core.paths import TransferPath
 
-_BUCKETS_S = tuple(2.0**exponent * 1e-6 for exponent in range(1, 28))
+LATENCY_BOUNDS_S = tuple(2.0**exponent * 1e-6 for exponent in range(1, 28))
 """Upper bounds of the latency buckets: 2 µs to 134 s, doubling."""
 
 
@@ -26,17 +27,17 @@ class Latency:
 
     count: int = 0
     seconds: float = 0.0
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS_S) + 1))
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_S) + 1))
 
     def add(self, seconds: float) -> None:
         self.count += 1
         self.seconds += seconds
-        self.buckets[next((i for i, bound in enumerate(_BUCKETS_S) if seconds <= bound), len(_BUCKETS_S))] += 1
+        self.buckets[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
 
     def quantile_s(self, share: float) -> float:
         """An upper bound, within a factor of two, of the time that `share` of all took at most; 0 where none was."""
         seen, wanted = 0, share * self.count
-        for bound, held in zip(_BUCKETS_S, self.buckets, strict=False):
+        for bound, held in zip(LATENCY_BOUNDS_S, self.buckets, strict=False):
             seen += held
             if self.count and seen >= wanted:
                 return bound
@@ -98,7 +99,6 @@ class PathTotals:
 
     blocks: int = 0
     moved_bytes: int = 0
-    seconds: float = 0.0
     latency: Latency = field(default_factory=Latency)
     failures: Counter[str] = field(default_factory=Counter)
 
@@ -120,7 +120,7 @@ class CoreTotals:
     """Blocks that a full volume passed on to the next one of its list, by the full volume."""
     paths: dict[TransferPath, PathTotals] = field(default_factory=dict)
     events_lost: int = 0
-    """Times that changes could not be announced, because the publisher was closed first."""
+    """Events not announced, because the publisher was closed first."""
 
 
 class Accounts:
@@ -137,7 +137,6 @@ class Accounts:
             totals = self._totals.paths[path]
             totals.blocks += blocks
             totals.moved_bytes += moved_bytes
-            totals.seconds += seconds
             totals.latency.add(seconds)
             self._rates[path].add(moved_bytes, seconds, time.monotonic())
 
@@ -167,11 +166,6 @@ class Accounts:
     def put_fell_back(self, volume: str, blocks: int) -> None:
         with self._lock:
             self._totals.put_fell_back[volume] += blocks
-
-    def events_lost(self) -> None:
-        """What a batch changed could not be announced, since the publisher was closed first."""
-        with self._lock:
-            self._totals.events_lost += 1
 
     def served(self, request: RequestAccount) -> None:
         """Add what one call did for a request."""

@@ -53,7 +53,14 @@ class AsyncKvBlockManager:
         budget_ms: float | None = None,
     ) -> Onboarded:
         """See `KvBlockManager.onboard`."""
-        return await asyncio.wrap_future(self.manager.onboard_soon(blocks, targets, budget_ms=budget_ms))
+        future = self.manager.onboard_soon(blocks, targets, budget_ms=budget_ms)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            # It may have ended in the moment before it was cancelled.
+            if not future.cancel() and future.exception() is None:
+                future.result().release()
+            raise
 
     async def offload(self, blocks_max: int) -> int:
         """See `KvBlockManager.offload_soon`: during an iteration it is done once that has ended."""

@@ -201,7 +201,7 @@ class KvBlockManager:
     ) -> concurrent.futures.Future[Onboarded]:
         """`onboard` that goes on meanwhile. Cancelling the future gives the blocks up; their guards go back."""
         work = self._onboarder.onboard(blocks, targets, self._budget_s(budget_ms))
-        return self._transfers.submit(work)
+        return self._transfers.submit(work, Onboarded.release)
 
     def estimate(self, blocks: Sequence[BlockIdentity], *, budget_ms: float | None = None) -> LoadPlan:
         """How many of the leading blocks `onboard` would load now and how long that takes, and why no more."""

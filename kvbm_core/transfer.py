@@ -11,6 +11,7 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -303,11 +304,18 @@ class TransferManager:
         """`start`, and wait."""
         return await self.start(path, transfers, priority=priority, deadline_s=deadline_s, gate=gate).wait()
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine in the loop; cancelling the future cancels it. Raises `ManagerClosedError` once closed."""
+    def submit(
+        self, work: Coroutine[Any, Any, T], discard: Callable[[T], None] | None = None
+    ) -> concurrent.futures.Future[T]:
+        """Run a coroutine in the loop; cancelling the future cancels it. Raises `ManagerClosedError` once closed.
+
+        `discard` is given what the coroutine returned although the future had been cancelled.
+        """
+        future = concurrent.futures.Future[T]()
         with self._state_lock:
             if not self._closing:
-                return asyncio.run_coroutine_threadsafe(self._tracked(work), self._loop)
+                self._loop.call_soon_threadsafe(self._begin, work, future, discard)
+                return future
         work.close()
         raise ManagerClosedError("the block manager is closed: open another one")
 
@@ -344,18 +352,44 @@ class TransferManager:
         self._thread.join()
         self._loop.close()
 
-    async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.current_task()
-        assert task is not None, "this runs as a task"
+    def _begin(
+        self,
+        work: Coroutine[Any, Any, T],
+        future: concurrent.futures.Future[T],
+        discard: Callable[[T], None] | None,
+    ) -> None:
+        task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await work
+        task.add_done_callback(partial(self._finish, future, discard))
+        future.add_done_callback(lambda future: self._pass_on_cancel(task) if future.cancelled() else None)
+
+    def _finish(
+        self,
+        future: concurrent.futures.Future[T],
+        discard: Callable[[T], None] | None,
+        task: asyncio.Task[T],
+    ) -> None:
+        self._tasks.discard(task)
+        try:
+            if task.cancelled():
+                future.cancel()
+            elif (error := task.exception()) is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(task.result())
+        except concurrent.futures.InvalidStateError:  # it was cancelled meanwhile: nobody takes what there is
+            if discard is not None and not task.cancelled() and task.exception() is None:
+                discard(task.result())
+
+    def _pass_on_cancel(self, task: asyncio.Task[Any]) -> None:
+        """A future was cancelled, in any thread."""
+        with suppress(RuntimeError):  # the loop is closed: everything has been cancelled
+            self._loop.call_soon_threadsafe(task.cancel)
 
     async def _cancel_all(self) -> None:
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _settled(self) -> None:
         """Every thread has ended, and posted what came of its last batch."""
