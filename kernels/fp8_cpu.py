@@ -28,6 +28,16 @@ _RAISED = np.float32(2.0**14)
 """Added to a smaller magnitude it makes float32 round to steps of 2^-9, e4m3's among its smallest."""
 
 _RAISED_BITS = np.uint32(0x4680_0000)
+_U32 = np.uint32
+_KEPT = np.uint32(20)
+"""Bits of a float32's mantissa that e4m3 has not."""
+
+_BELOW_HALF = np.uint32((1 << 19) - 1)
+_BIASES = np.uint32((127 - 7) << 3)
+_NAN_CODE = np.uint32(0x7F)
+_SIGN = np.uint32(0x80)
+_SIGN_SHIFT = np.uint32(24)
+_ONE = np.uint32(1)
 
 
 def quantize(blocks: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> None:
@@ -98,7 +108,8 @@ def _encode(
 ) -> None:
     """e4m3 of each row times its reciprocal, rounded to nearest, ties to even.
 
-    `scaled` and `raised` are one row to work in, `_bits` the same memory as integers.
+    `scaled` and `raised` are one row to work in, `_bits` the same memory as integers. numba widens sums of 32-bit
+    integers to 64 bits, which takes four times as long: hence the casts.
     """
     for row in range(wide.shape[0]):
         reciprocal = reciprocals[row]
@@ -109,13 +120,15 @@ def _encode(
             scaled[at] = number
             raised[at] = abs(number) + _RAISED
         for at in range(wide.shape[1]):
-            magnitude = scaled_bits[at] & _MAGNITUDE
+            word = scaled_bits[at]
+            magnitude = _U32(word & _MAGNITUDE)
             # Exponent and three bits of mantissa, with the exponent's bias taken from 127 to 7.
-            odd = (magnitude >> np.uint32(20)) & np.uint32(1)
-            code = ((magnitude + np.uint32(0x7FFFF) + odd) >> np.uint32(20)) - np.uint32(120 << 3)
-            code = code if magnitude >= _NORMAL_MIN else raised_bits[at] - _RAISED_BITS
-            code = code if magnitude <= _INFINITY else np.uint32(0x7F)
-            codes[row, at] = np.uint8(code | (scaled_bits[at] >> np.uint32(24)) & np.uint32(0x80))
+            rounded = _U32(_U32(magnitude + _BELOW_HALF) + _U32(_U32(magnitude >> _KEPT) & _ONE))
+            code = _U32(_U32(rounded >> _KEPT) - _BIASES)
+            code = _U32(code if magnitude >= _NORMAL_MIN else raised_bits[at] - _RAISED_BITS)
+            scaled_bits[at] = _U32(min(code, _NAN_CODE)) | _U32(_U32(word >> _SIGN_SHIFT) & _SIGN)
+        for at in range(wide.shape[1]):
+            codes[row, at] = np.uint8(scaled_bits[at])
 
 
 @compiled
