@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-FILE_COLUMNS = 240
+FILE_COLUMNS = 1000
 
 
 def table_console() -> Console:
