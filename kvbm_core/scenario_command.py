@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import torch
 import typer
 from rich.table import Table
 
@@ -53,7 +52,6 @@ def run_scenario(
     model = chosen.model
     if prefill_tokens_per_s is not None:
         model = msgspec.structs.replace(model, prefill_tokens_per_s=prefill_tokens_per_s)
-    torch.set_num_threads(1)  # small copies are slower shared out
     runs = [run_setup(chosen, setup, seed, model) for setup in chosen.setups]
     return figures_of(chosen, seed, chosen.limit_ms if limit_ms is None else limit_ms, model, runs)
 

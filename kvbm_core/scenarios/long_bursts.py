@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from kvbm_core.scenarios.script import Prompts, Request, Scenario, Setup, Step
 
 DOCUMENTS = 10
-DOCUMENT_TOKENS = 8_192
+DOCUMENT_TOKENS = 4_096
 QUESTION_TOKENS = 96
 BURSTS = 18
 BURST_REQUESTS = 5
-BURST_PAUSE_S = 0.1
-BETWEEN_S = 1.5
+BURST_PAUSE_S = 0.05
+BETWEEN_S = 1.0
 SKEW = 0.8
-DEVICE_BLOCKS, HOST_BLOCKS, DISK_BLOCKS = 320, 640, 2_048
+DEVICE_BLOCKS, HOST_BLOCKS, DISK_BLOCKS = 160, 320, 1_024
 
 
 def steps(seed: int) -> Sequence[Step]:
@@ -35,7 +35,7 @@ def steps(seed: int) -> Sequence[Step]:
 SCENARIO = Scenario(
     name="long-bursts",
     says="bursts of questions about one long document at a time, of more documents than the host holds",
-    limit_ms=500.0,
+    limit_ms=300.0,
     setups=(
         Setup(name="device alone", device_blocks=DEVICE_BLOCKS),
         Setup(name="host, lru", device_blocks=DEVICE_BLOCKS, host_blocks=HOST_BLOCKS),

@@ -9,10 +9,13 @@ from __future__ import annotations
 import heapq
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from kvbm_core.block import ImmutableBlock
 from kvbm_core.scenarios.machine_model import MachineModel, Source
@@ -44,12 +47,24 @@ def run_setup(scenario: Scenario, setup: Setup, seed: int, model: MachineModel) 
     """All of a scenario's steps with one setup, in a folder that is there meanwhile."""
     steps = scenario.steps(seed)
     with (
+        _one_thread(),
         tempfile.TemporaryDirectory(prefix="kvadvisor-scenario-") as folder,
         Worker(setup, Path(folder), model.page_tokens) as worker,
     ):
         serving = _Serving(worker, model)
         served = serving.serve_all([step for step in steps if isinstance(step, Request) or not setup.spared])
         return Run(setup, served, worker.tally(), worker.wrong_blocks)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Copies of small blocks are far slower where torch shares each out among all cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Answer(NamedTuple):

@@ -9,7 +9,7 @@ from kvbm_core.scenarios.script import Prompts, Request, Scenario, Setup, Step, 
 DOCUMENTS = 16
 DOCUMENT_TOKENS = 2_048
 QUESTION_TOKENS = 64
-REQUESTS = 30
+REQUESTS = 25
 """In each of the three times."""
 SKEW = 0.6
 PAUSE_S = 0.25

@@ -9,7 +9,7 @@ from kvbm_core.scenarios.script import Prompts, Request, Restart, Scenario, Setu
 DOCUMENTS = 16
 DOCUMENT_TOKENS = 2_048
 QUESTION_TOKENS = 64
-REQUESTS = 40
+REQUESTS = 32
 """As many before the restart as after it."""
 SKEW = 0.6
 PAUSE_S = 0.25
