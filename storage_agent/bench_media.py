@@ -31,6 +31,7 @@ HUGE_PAGES = "huge pages, "
 """Before the name of a raw way whose memory is in them."""
 _DEVICE_SLACK_BYTES = 1 << 20
 """Room for a slab's own pages, on top of its slots."""
+_ROUNDS_IN_FOLDER = 64
 _OBJECTS_AT_ONCE = 16
 _OBJECTS_STORED_GB = 32
 """Deleted objects keep their room for a while."""
@@ -82,8 +83,10 @@ def medium(name: str, folder: Path, block_bytes: int, depth: int, closing: ExitS
             return _volume_of_peer(path, block_bytes, depth, closing)
         case _:
             return _object_store(path, block_bytes, depth, closing)
-    kind = "directory" if name == "directory" else "slab"
-    descriptor = _descriptor(block_bytes, depth, kind=kind, path=str(path))
+    if name == "directory":  # with room for many rounds, else each would fill and drop a segment of its own
+        descriptor = _descriptor(block_bytes, _ROUNDS_IN_FOLDER * depth, kind="directory", path=str(path))
+    else:
+        descriptor = _descriptor(block_bytes, depth, path=str(path))
     return Medium(descriptor=descriptor, allowed_roots=[path.parent], raw_ways=beside)
 
 
