@@ -281,6 +281,16 @@ class KvBlockManager:
         """Of each pool that the core owns, by `device` and `host`."""
         return {tier.name: (tier.pool.occupancy(), tier.pool.counters()) for tier in self._tiers.own()}
 
+    def own_tier(self, name: str) -> TierPool:
+        """Pool and memory of `device` or `host`, as `remote` takes them. Raises `ConfigError` where it is not there.
+
+        What is registered in the pool by itself is announced with the next step here, or by `flush_events`.
+        """
+        own = {tier.name: tier for tier in self._tiers.own()}
+        if name not in own:
+            raise ConfigError(f"the core has no tier {name!r} of its own: name one of {', '.join(own)}")
+        return own[name]
+
     def queues(self) -> dict[TransferPath, QueueDepth]:
         """What waits, runs and is in doubt on each path, a moment ago."""
         return self._transfers.depths()

@@ -14,7 +14,7 @@ from storage_agent.nixl_memory import MemoryRegion, NixlMemory
 from storage_agent.nixl_window import PROGRESS_INTERVAL_S, NixlWindow
 
 SIZE_BYTES = 1 << 20
-LOSSES = 12
+LOSSES = 8
 
 
 def main() -> None:
