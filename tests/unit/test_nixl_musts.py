@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from storage_agent import nixl_loading
@@ -189,9 +188,8 @@ def test_a_handle_in_flight_is_never_released(fd: int, monkeypatch: pytest.Monke
 
     transfer = NixlTransfer("late", {fd: 64 * PAGE}, staging_bytes=PAGE, deadline_s=0.0)
     transfer._agent.agent = Watched(transfer._agent.agent)
-    offsets = np.arange(400, dtype=np.uint64) * np.uint64(32)
     with transfer.exclusive(), pytest.raises(TransferError) as caught:
-        transfer.write(offsets, np.zeros_like(offsets), np.full_like(offsets, 16))
+        transfer.write([(number * 32, 0, 16, fd) for number in range(400)])
     assert caught.value.in_doubt
     del caught
     transfer.close()
@@ -202,7 +200,7 @@ def test_a_handle_in_flight_is_never_released(fd: int, monkeypatch: pytest.Monke
     good = NixlTransfer("good", {fd: 64 * PAGE}, staging_bytes=PAGE)
     good._agent.agent = Watched(good._agent.agent)
     with good.exclusive():
-        good.write(*np.array([[0], [0], [PAGE]], dtype=np.uint64))
+        good.write([(0, 0, PAGE, fd)])
     assert len(released) == 1
     good.close()
 
@@ -231,7 +229,6 @@ def test_a_release_that_takes_failed_transfers_for_done_is_not_loaded(
 
 LINUX_AIO = """
 import os, sys
-import numpy as np
 from storage_agent.nixl_transfer import NixlTransfer
 
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
@@ -241,7 +238,7 @@ threads = len(os.listdir("/proc/self/task"))
 for mark in (b"1", b"2"):
     with transfer.exclusive() as staging:
         staging[:] = mark * 4096
-        transfer.write(*np.array([[0], [0], [4096]], dtype=np.uint64))
+        transfer.write([(0, 0, 4096, fd)])
     assert os.pread(fd, 4096, 0) == mark * 4096
     child = os.fork()
     if child == 0:
@@ -263,11 +260,11 @@ def test_bytes_move_by_linux_aio_also_in_the_parent_of_a_fork(tmp_path: Path) ->
 
 def test_after_as_many_descriptors_as_go_at_once_the_next_transfer_works(fd: int) -> None:
     transfer = NixlTransfer("many", {fd: 64 * PAGE}, staging_bytes=PAGE)
-    offsets = np.arange(DESCRIPTOR_COUNT_MAX, dtype=np.uint64) * np.uint64(32)
+    extents = [(number * 32, 0, 16, fd) for number in range(DESCRIPTOR_COUNT_MAX)]
     for mark in (b"1", b"2"):
         with transfer.exclusive() as staging:
             staging[:16] = mark * 16
-            transfer.write(offsets, np.zeros_like(offsets), np.full_like(offsets, 16))
+            transfer.write(extents)
         expected = (mark * 16 + bytes(16)) * DESCRIPTOR_COUNT_MAX
         assert os.pread(fd, len(expected), 0) == expected
     transfer.close()
