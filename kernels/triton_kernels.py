@@ -18,7 +18,6 @@ _MULTIPLIER_0, _MULTIPLIER_1 = (tl.constexpr(multiplier) for multiplier in nh64.
 _E4M3_MAX = tl.constexpr(fp8.E4M3_MAX)
 _SCALE_MIN = tl.constexpr(fp8.SCALE_MIN)
 _INFINITY = tl.constexpr(float("inf"))
-_NAN = tl.constexpr(float("nan"))
 
 _COPY_NUMBERS = [
     "source", "target", "source_blocks", "target_blocks", "blocks", "run", "size_a", "size_b", "size_c", "size_d",
@@ -223,7 +222,7 @@ def quantize_groups(
         finite = tl.where(magnitude < _INFINITY, finite, 0)
         largest = tl.maximum(largest, magnitude)
     scale = tl.maximum(tl.div_rn(tl.max(tl.max(largest, axis=1), axis=0), _E4M3_MAX), _SCALE_MIN)
-    scale = tl.where(tl.min(tl.min(finite, axis=1), axis=0) == 1, scale, _NAN)
+    scale = tl.where(tl.min(tl.min(finite, axis=1), axis=0) == 1, scale, float("nan"))
     tl.store(scales + group, scale)
     reciprocal = tl.div_rn(1.0, scale)
     for first in range(0, tokens, TOKEN_TILE):

@@ -1,4 +1,4 @@
-"""What Triton's compiler makes of the kernels for a GPU of the H100's and H200's kind, which needs no GPU."""
+"""The launches as they are made for an H100 or H200, up to the machine code, which needs no GPU."""
 
 from __future__ import annotations
 
@@ -16,41 +16,64 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is n
 
 COMPILE = """
 import json
-import triton
-import triton.language as tl
+
+import torch
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
-from kernels import triton_kernels
 
-def instructions(kernel, pointers, constants, num_warps):
-    signature = {}
-    for parameter in kernel.params:
-        name = parameter.name
-        signature[name] = "constexpr" if name in constants else pointers.get(name) or parameter.annotation_type or "i64"
-    aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in pointers}
-    fixed = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, fixed, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
-    return made.asm["ptx"]
+class NoGpu:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
 
-copy = {"WORD": tl.int32, "VECTOR": 4, "RUN_TILE": 4096, "A_TILE": 1, "B_TILE": 1, "BLOCK_TILE": 1,
-        "SOURCE_TABLE": False, "TARGET_TABLE": False, "SOURCE_INDEXED": True, "TARGET_INDEXED": False,
-        "target_ids": None}
-group = {"UNIT": 16, "TOKEN_TILE": 16, "DIM_TILE": 128}
-print(json.dumps({
-    "gather": instructions(triton_kernels.copy_tiles, {"source_ids": "*i64"}, copy, 8),
-    "checksum": instructions(triton_kernels.add_chunks, {"block_ids": "*i64", "keys": "*i64", "sums": "*i64"},
-                             {"CHUNKS": 8, "ALIGNED": 16, "TAIL": False}, 1),
-    "quantize": instructions(triton_kernels.quantize_groups, {"wide": "*bf16", "narrow": "*fp8e4nv", "scales": "*fp32"},
-                             group, 4),
-}))
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+made, launch = [], JITFunction.run
+
+
+def compile_only(kernel, *arguments, grid, warmup, **options):
+    made.append(launch(kernel, *arguments, grid=grid, warmup=True, **options).asm["ptx"])
+
+
+driver.set_active(NoGpu())
+JITFunction.run = compile_only
+
+from kernels import KvLayout, triton_launch
+
+pool = torch.zeros(64, 4, 2, 16, 8, 128, dtype=torch.bfloat16)
+ids = torch.tensor([3, 1, 2])
+view = pool.permute(KvLayout.NHD.order(KvLayout.UNIVERSAL))
+values = torch.empty(pool.shape, dtype=torch.float8_e4m3fn)
+scales = torch.empty(64, 4, 2, 8)
+grouped = pool.permute(KvLayout.NHD.order(KvLayout.HND)), values.permute(KvLayout.NHD.order(KvLayout.HND))
+calls = {
+    "gather": lambda: triton_launch.copy([pool], [torch.empty_like(pool[:3])], ids, None),
+    "permute": lambda: triton_launch.copy([view], [torch.empty(view.shape, dtype=torch.bfloat16)], None, None),
+    "checksum": lambda: triton_launch.checksum(pool, ids),
+    "quantize": lambda: triton_launch.quantize(*grouped, scales),
+    "dequantize": lambda: triton_launch.dequantize(grouped[1], scales, grouped[0]),
+}
+compiled = {}
+for name, call in calls.items():
+    # The second call finds the compiled kernel, and checks that what it was compiled with is unchanged.
+    call()
+    call()
+    assert len(made) == 2 and made[0] == made[1]
+    compiled[name] = made[0]
+    made.clear()
+print(json.dumps(compiled))
 """
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """PTX of each kernel. Another process: here the interpreter may have taken the kernels' names already."""
+    """PTX of each launch. Another process: here the interpreter may have taken the kernels' names already."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
     environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
@@ -62,9 +85,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return ptx
 
 
-def test_a_gather_moves_16_bytes_at_a_time_four_times_a_thread(compiled: dict[str, str]) -> None:
-    assert compiled["gather"].count("ld.global.v4.b32") == 4
-    assert compiled["gather"].count("st.global.v4.b32") == 4
+@pytest.mark.parametrize("operation", ["gather", "permute"])
+def test_a_copy_moves_16_bytes_at_a_time_four_times_a_thread(operation: str, compiled: dict[str, str]) -> None:
+    assert compiled[operation].count("ld.global.v4.b32") == 4
+    assert compiled[operation].count("st.global.v4.b32") == 4
 
 
 def test_a_checksum_reads_16_bytes_at_a_time_and_no_warp_waits_for_another(compiled: dict[str, str]) -> None:
@@ -73,7 +97,11 @@ def test_a_checksum_reads_16_bytes_at_a_time_and_no_warp_waits_for_another(compi
     assert "bar.sync" not in compiled["checksum"]
 
 
-def test_quantising_reads_and_writes_16_bytes_and_rounds_in_hardware(compiled: dict[str, str]) -> None:
-    assert "ld.global.v4.b32" in compiled["quantize"]
-    assert "st.global.v4.b32" in compiled["quantize"]
+@pytest.mark.parametrize("operation", ["quantize", "dequantize"])
+def test_fp8_is_read_and_written_16_bytes_at_a_time(operation: str, compiled: dict[str, str]) -> None:
+    assert "ld.global.v4.b32" in compiled[operation]
+    assert "st.global.v4.b32" in compiled[operation]
+
+
+def test_quantising_rounds_in_hardware(compiled: dict[str, str]) -> None:
     assert "cvt.rn.satfinite.e4m3x2.f32" in compiled["quantize"]
