@@ -50,6 +50,16 @@ GRANT_TRANSITIONS: dict[GrantState, dict[GrantTrigger, GrantState]] = {
 }
 
 
+def diagram() -> str:
+    """The table as a Mermaid state diagram, as docs/kvbm.md shows it."""
+    lines = ["stateDiagram-v2", f"    [*] --> {GrantState.OPEN}"]
+    for state, steps in GRANT_TRANSITIONS.items():
+        lines += [f"    {state} --> {target}: {trigger}" for trigger, target in steps.items()]
+        if not steps:
+            lines.append(f"    {state} --> [*]")
+    return "\n".join(lines) + "\n"
+
+
 class Grant:
     """Of a block with `heads` heads, each of which one peer writes. `reason`: why it is not taken, once that is known.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvbm_core.errors import BlockStateError
-from kvbm_core.remote_grant import GRANT_TRANSITIONS, Grant, GrantState
+from kvbm_core.remote_grant import GRANT_TRANSITIONS, Grant, GrantState, diagram
 
 HEADS = 6
 PARTS = st.tuples(st.integers(-1, HEADS), st.integers(0, HEADS + 1))
@@ -83,3 +85,7 @@ TestGrantMachine.settings = settings(max_examples=60, stateful_step_count=12, de
 
 def test_what_is_over_stays_so() -> None:
     assert [state for state, steps in GRANT_TRANSITIONS.items() if not steps] == [GrantState.TAKEN, GrantState.ENDED]
+
+
+def test_the_documented_diagram_is_the_table() -> None:
+    assert diagram() in (Path(__file__).parents[2] / "docs" / "kvbm.md").read_text()
