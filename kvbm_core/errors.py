@@ -41,6 +41,10 @@ class ProgressError(KvbmError):
     """The engine told of an iteration or a layer out of order. Nothing changed."""
 
 
+class ExplainError(KvbmError):
+    """Nobody who was asked knows the block, or none could be asked."""
+
+
 class ManagerClosedError(KvbmError):
     """The block manager was closed: it moves nothing any more."""
 

@@ -10,11 +10,14 @@ from kvbm_core.tiers import Tiers
 from storage_agent.port import BlockKey
 
 
+_HASH_DIGITS = 32
+
+
 class CopyExplanation(msgspec.Struct, frozen=True):
     """One tier's word on a block. `owner` is who may free it there.
 
     `state`: `active` (in use), `inactive` (may be evicted), `seen` (on a volume when it was last put or read, which
-    the agent may have changed since) or `absent`. `next`: what the offload policy says of bringing it there.
+    the agent may have changed since), `announced` (so the advisor heard) or `absent`. `next`: what the offload policy says of bringing it there.
     """
 
     tier: str
@@ -71,3 +74,15 @@ def explain_block(
     if onboarder.is_loading(key):
         waits.append("on its way to the device")
     return BlockExplanation(f"{key.sequence_hash:032x}", f"{key.namespace_id:016x}", key.group, copies, waits)
+
+
+def find_keys(hash_prefix: str, tiers: Tiers) -> list[BlockKey]:
+    """See `KvBlockManager.find_keys`."""
+    digits = hash_prefix.lower()
+    if not 1 <= len(digits) <= _HASH_DIGITS or set(digits) - set("0123456789abcdef"):
+        raise ValueError(f"{hash_prefix!r} begins no hash: give 1 to {_HASH_DIGITS} hex digits")
+    shift = 4 * (_HASH_DIGITS - len(digits))
+    wanted = int(digits, 16)
+    keys = [key for tier in tiers.own() for key in tier.pool.registered_keys()]
+    keys += [key for view in tiers.views for on_volume in view.keys_by_volume().values() for key in on_volume]
+    return sorted({key for key in keys if key.sequence_hash >> shift == wanted})

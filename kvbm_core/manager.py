@@ -22,7 +22,7 @@ from kvbm_core.copier import Copier
 from kvbm_core.errors import ConfigError, ManagerClosedError, ProgressError
 from kvbm_core.estimate import LoadPlan
 from kvbm_core.events import BlockEvents, Placed
-from kvbm_core.explain import BlockExplanation, explain_block
+from kvbm_core.explain import BlockExplanation, explain_block, find_keys
 from kvbm_core.hooks import Hooks
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.lanes import Volumes
@@ -298,6 +298,13 @@ class KvBlockManager:
     def explain(self, key: BlockKey) -> BlockExplanation:
         """Where a block is, who owns each copy, and what waits for it."""
         return explain_block(key, self._tiers, self._offloads, self._onboarder)
+
+    def find_keys(self, hash_prefix: str) -> list[BlockKey]:
+        """Keys of blocks in any tier, or seen on a volume, whose hash begins with these hex digits.
+
+        Looks through all of them. Raises `ValueError` for what is no beginning of a hash.
+        """
+        return find_keys(hash_prefix, self._tiers)
 
     def announce_snapshot(self) -> None:
         """Publish what the core's tiers hold, in the place of everything announced so far. From any thread."""

@@ -115,7 +115,10 @@ class Move:
             self._done.set_result(None)
 
     async def wait(self) -> list[BlockOutcome]:
-        """One outcome a block, in order, when all have ended or were given up. Cancelled, it gives all of them up."""
+        """One outcome a block, in order, when all have ended or were given up. Cancelled, it gives all of them up.
+
+        Once only: the outcomes' guards are the caller's alone.
+        """
         try:
             await self._done
         except BaseException:  # cancelled, or a fault of this program: either way nobody waits for the rest
@@ -124,7 +127,8 @@ class Move:
                 if outcome is not None:
                     release(outcome)
             raise
-        return [outcome for outcome in self._outcomes if outcome is not None]
+        outcomes, self._outcomes = self._outcomes, []
+        return [outcome for outcome in outcomes if outcome is not None]
 
     def give_up(self) -> None:
         """End it now: what has not ended is `cancelled`, with its target where nothing can still write it."""
