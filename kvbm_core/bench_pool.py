@@ -132,31 +132,31 @@ def _open(blocks: int, reuse: ReuseName) -> BlockPool:
 
 
 def _batch_cycle(reuse: ReuseName) -> Callable[[int], Cycle]:
+    return lambda blocks: batch_cycle(_open(blocks, reuse))
+
+
+def batch_cycle(pool: BlockPool) -> Cycle:
     """A batch's blocks take each step together. Tails are let go of first, as engines do."""
+    clock = time.thread_time_ns
 
-    def open_cycle(blocks: int) -> Cycle:
-        pool, clock = _open(blocks, reuse), time.thread_time_ns
+    def cycle(wanted: Sequence[BlockIdentity]) -> list[int]:
+        keys = [identity.key for identity in wanted]
+        marks = [clock()]
+        places = pool.allocate(len(wanted)).blocks
+        marks.append(clock())
+        complete = pool.complete_many(places, wanted)
+        marks.append(clock())
+        held = pool.register_many(complete)
+        marks.append(clock())
+        matched = pool.match(keys)
+        marks.append(clock())
+        pool.release_many(held[::-1])
+        pool.release_many(matched[::-1])
+        del places, complete, held, matched
+        marks.append(clock())
+        return marks
 
-        def cycle(wanted: Sequence[BlockIdentity]) -> list[int]:
-            keys = [identity.key for identity in wanted]
-            marks = [clock()]
-            places = pool.allocate(len(wanted)).blocks
-            marks.append(clock())
-            complete = pool.complete_many(places, wanted)
-            marks.append(clock())
-            held = pool.register_many(complete)
-            marks.append(clock())
-            matched = pool.match(keys)
-            marks.append(clock())
-            pool.release_many(held[::-1])
-            pool.release_many(matched[::-1])
-            del places, complete, held, matched
-            marks.append(clock())
-            return marks
-
-        return cycle
-
-    return open_cycle
+    return cycle
 
 
 def _single_cycle(blocks: int) -> Cycle:
