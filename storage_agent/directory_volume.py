@@ -249,12 +249,11 @@ class DirectoryStore:
         extents: list[Extent] = []
         placed: list[tuple[BlockHeader, Lying]] = []
         for write in writes:
+            end = at + PAGE_BYTES + write.payload_bytes
+            write.copy_payload(staging[at + PAGE_BYTES : end])
             header = write.header
             length = block_pages(header) * PAGE_BYTES
-            head = pack_header(header, write.checksums, place=page, mark=segment.mark)
-            end = at + PAGE_BYTES + header.payload_bytes
-            staging[at : at + PAGE_BYTES] = head
-            staging[at + PAGE_BYTES : end] = write.payload
+            staging[at : at + PAGE_BYTES] = pack_header(header, write.checksums, place=page, mark=segment.mark)
             staging[end : at + length] = bytes(at + length - end)
             extents.append((page * PAGE_BYTES, at, length, segment.fd))
             placed.append((header, Lying(Place(segment.number, page), block_pages(header))))
