@@ -5,7 +5,7 @@ MessagePack has no integers of 128 bits, so a hash travels as its low and high 6
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from event_plane.schema import Namespace
 from storage_agent.block_header import BlockHeader
 from storage_agent.descriptor import BLOCK_BYTES_MAX, CAPACITY_BLOCKS_MAX
+from storage_agent.errors import CommandRefused
 from storage_agent.leases import BlockFacts
 from storage_agent.port import BlockKey, Outcome, Result
 from storage_agent.shards import BlockLayout, ShardSpan
@@ -128,6 +129,30 @@ def header_to_wire(header: BlockHeader) -> HeaderWire:
         header.layout,
     )
     return HeaderWire(header.slot, facts_to_wire(facts), header.payload_checksum, header.generation)
+
+
+def require_answers(found: int, asked: int) -> None:
+    """Raises `CommandRefused` unless there is an answer for each block."""
+    if found != asked:
+        raise CommandRefused(
+            f"the agent answered about {found} blocks where {asked} were asked about; run one release on both sides"
+        )
+
+
+def headers_from_wire(keys: Sequence[BlockKey], headers: Sequence[HeaderWire | None]) -> list[BlockHeader | None]:
+    """What an agent says of `keys`. Raises `CommandRefused` where it speaks of others."""
+    require_answers(len(headers), len(keys))
+    found = [header_from_wire(header) if header is not None else None for header in headers]
+    for key, header in zip(keys, found, strict=True):
+        if header is not None:
+            require_key(header.key, key)
+    return found
+
+
+def require_key(found: BlockKey, asked: BlockKey) -> None:
+    """Raises `CommandRefused` where an agent speaks of another block than it was asked about."""
+    if found != asked:
+        raise CommandRefused(f"the agent answered about {found}, asked about {asked}; run one release on both sides")
 
 
 def header_from_wire(header: HeaderWire) -> BlockHeader:

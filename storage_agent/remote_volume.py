@@ -17,7 +17,15 @@ import msgspec
 from event_plane.credentials_file import load_credentials
 from event_plane.errors import TransportError
 from storage_agent.block_header import PAGE_BYTES, BlockHeader, fold_checksums, page_ceiling, part_checksums
-from storage_agent.block_wire import header_from_wire, key_to_wire, keys_to_wire, outcome_of_block_from_wire
+from storage_agent.block_wire import (
+    header_from_wire,
+    headers_from_wire,
+    key_from_wire,
+    keys_to_wire,
+    outcome_of_block_from_wire,
+    require_answers,
+    require_key,
+)
 from storage_agent.client import AgentClient
 from storage_agent.data_wire import (
     LOCATED_MAX,
@@ -129,21 +137,23 @@ class RemoteVolume:
                 first_slot = found[-1].slot + 1 if found else 0
                 with self._owner() as owner:
                     reply = owner.ask(ListRequest(self._volume, first_slot), LocateReply)
-                found += [header_from_wire(header) for header in reply.headers if header is not None]
-                if len(reply.headers) < LOCATED_MAX:
+                more = [header_from_wire(header) for header in reply.headers if header is not None]
+                if any(header.slot < first_slot for header in more):
+                    raise CommandRefused(f"the agent lists slots below {first_slot} again; run one release on both")
+                found += more
+                if len(more) < LOCATED_MAX:
                     return found
         except (AgentUnreachable, CommandRefused):
             return []
 
     def live_header(self, key: BlockKey) -> BlockHeader | None:
         """See `Volume.live_header`. None where the owner does not answer."""
-        request = LocateRequest(self._volume, [key_to_wire(key)], count_reads=False)
+        request = LocateRequest(self._volume, keys_to_wire([key]), count_reads=False)
         try:
             with self._owner() as owner:
-                (found,) = owner.ask(request, LocateReply).headers
+                return headers_from_wire([key], owner.ask(request, LocateReply).headers)[0]
         except (AgentUnreachable, CommandRefused):
             return None
-        return header_from_wire(found) if found is not None else None
 
     def stat(self) -> VolumeStat:
         """See `Volume.stat`; bytes and seconds are those moved from here. Answered within `STAT_S`."""
@@ -202,6 +212,7 @@ class RemoteVolume:
         try:
             with self._owner() as owner:
                 answer = owner.delete(uuid.uuid4().hex, self._volume, keys)
+            require_answers(len(answer.outcomes), len(keys))
         except (AgentUnreachable, CommandRefused) as error:
             self._degrade(error)
             return [self._outcome(key, Result.FAILED, reason=str(error)) for key in keys]
@@ -274,6 +285,7 @@ class RemoteVolume:
                     request = OfferRequest(self._volume, self._window.metadata, mark, list(placed.values()), read_back)
                     with self._window.served(), self._owner() as owner:
                         reply = owner.ask(request, OutcomesReply)
+                    require_answers(len(reply.outcomes), len(placed))
                     for number, answered in zip(placed, reply.outcomes, strict=True):
                         outcomes[number] = msgspec.structs.replace(
                             outcome_of_block_from_wire(answered), volume=self.descriptor.id
@@ -302,13 +314,16 @@ class RemoteVolume:
             with self._owner() as owner:
                 reply = owner.ask(request, BorrowReply)
             places: list[tuple[int, PlaceWire]] = []
-            for number, lent in enumerate(reply.lent):
-                if lent.place is not None:
-                    places.append((number, lent.place))
-                else:
-                    outcome = outcome_of_block_from_wire(lent.outcome)
-                    results[number] = ReadResult(msgspec.structs.replace(outcome, volume=self.descriptor.id))
             try:
+                if not reply.lent or len(reply.lent) > len(keys):  # it may answer about the first of them alone
+                    require_answers(len(reply.lent), len(keys))
+                for number, lent in enumerate(reply.lent):
+                    if lent.place is not None:
+                        require_key(key_from_wire(lent.place.header.facts.key), keys[number])
+                        places.append((number, lent.place))
+                    else:
+                        outcome = outcome_of_block_from_wire(lent.outcome)
+                        results[number] = ReadResult(msgspec.structs.replace(outcome, volume=self.descriptor.id))
                 if places:
                     self._pull(reply, places, memory, first, accept, results)
             finally:

@@ -20,9 +20,10 @@ import msgspec
 from storage_agent.block_header import PAGE_BYTES, BlockHeader, checksum, page_ceiling
 from storage_agent.block_wire import (
     facts_to_wire,
-    header_from_wire,
+    headers_from_wire,
     keys_to_wire,
     outcome_of_block_from_wire,
+    require_answers,
 )
 from storage_agent.buffers import fill_buffer, require_one_each
 from storage_agent.client import AgentClient
@@ -208,6 +209,7 @@ class SlabClient:
                 asked[index] = piece
         shards = [(facts_to_wire(piece.facts), piece.shard) for piece in asked.values()]
         reply = self._agent.ask(LeaseRequest(self.volume, shards), LeaseReply)
+        require_answers(len(reply.grants), len(asked))
         for (index, piece), grant in zip(asked.items(), reply.grants, strict=True):
             if grant.refused is not None:
                 outcomes[index] = outcome_of_block_from_wire(grant.refused)
@@ -268,6 +270,7 @@ class SlabClient:
         finally:
             for each in leases:
                 self._unlock(each)
+        require_answers(len(reply.outcomes), len(locked))
         for (index, each), answered in zip(locked.items(), reply.outcomes, strict=True):
             # A lease that has run out has no block for the owner to name.
             outcome = outcome_of_block_from_wire(answered)
@@ -308,7 +311,7 @@ class SlabClient:
         reply = self._agent.ask(LocateRequest(self.volume, keys_to_wire(keys), count_reads), LocateReply)
         if reply.capacity_blocks != self._slab.superblock.capacity_blocks:
             self._reopen()
-        return [header_from_wire(header) if header is not None else None for header in reply.headers]
+        return headers_from_wire(keys, reply.headers)
 
     def _plan(
         self,
@@ -353,7 +356,9 @@ class SlabClient:
     def _ask_owner(self, number: int, header: BlockHeader, outcomes: dict[int, Outcome]) -> None:
         """What did not pass lies where it should: the owner reads it too, and frees it if it is damaged."""
         request = VerifyRequest(self.volume, keys_to_wire([header.key]))
-        (answered,) = self._agent.ask(request, OutcomesReply).outcomes
+        reply = self._agent.ask(request, OutcomesReply)
+        require_answers(len(reply.outcomes), 1)
+        answered = reply.outcomes[0]
         if answered.result is not Result.HIT:
             outcomes[number] = outcome_of_block_from_wire(answered)
 

@@ -68,7 +68,7 @@ REQUESTS = st.one_of(
     request("confirm", volume=VOLUME, leases=st.lists(NUMBERS, max_size=2)),
     request("commit", volume=VOLUME, shards=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=2)),
     request("release", volume=VOLUME, leases=st.lists(NUMBERS, max_size=2)),
-    request("borrow", volume=VOLUME, keys=KEYS, wanted=st.none() | st.tuples(NUMBERS, NUMBERS)),
+    request("borrow", volume=VOLUME, keys=KEYS, wanted=st.none() | st.tuples(NUMBERS, NUMBERS, LAYOUTS)),
     request("return", loan=NUMBERS),
     request(
         "offer",
