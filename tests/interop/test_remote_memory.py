@@ -62,7 +62,7 @@ def peer(over_tcp: None) -> Iterator[Peer]:
 
 @pytest.fixture
 def ranks() -> Iterator[list[Rank]]:
-    made = [Rank(0, 2, order="HND", deadline_s=DEADLINE_S), Rank(1, 2, order="NHD", deadline_s=DEADLINE_S)]
+    made = [Rank(0, 2, order="HND"), Rank(1, 2, order="NHD")]
     yield made
     for rank in made:
         rank.close()
@@ -123,14 +123,15 @@ def test_a_worker_of_two_writes_into_the_memory_of_two_of_four(ranks: list[Rank]
 def test_a_stopped_process_gives_a_named_error_and_is_read_again_when_it_goes_on(
     ranks: list[Rank], peer: Peer
 ) -> None:
+    hasty = Rank(0, 2, deadline_s=DEADLINE_S)
+    ranks.append(hasty)
     for number in (0, 1):
-        ranks[0].memory.import_(bytes.fromhex(peer.ask("offer", number, [51])))
-    (block,) = read(ranks[0], 51)
-    assert isinstance(block, CompleteBlock)
-    block.release()
+        offered = bytes.fromhex(peer.ask("offer", number, [51]))
+        for rank in (ranks[0], hasty):
+            rank.memory.import_(offered)
     os.kill(peer.process.pid, signal.SIGSTOP)
     try:
-        (error,) = read(ranks[0], 51)
+        (error,) = read(hasty, 51)
         assert isinstance(error, RemotePeerError)
         assert f"the peer did not answer in {DEADLINE_S} s; check that it runs" in str(error)
     finally:

@@ -114,19 +114,22 @@ def test_a_block_that_changed_under_its_set_is_damaged_and_its_target_is_still_e
 def test_a_reader_never_takes_bytes_of_another_block_for_those_it_asked_for(made: Made) -> None:
     owner, reader = made(0, 1, blocks=1, seals=1), made(0, 2, order="universal")
     offers: list[bytes] = []
+    right: list[int] = []
     over = threading.Event()
+    last = 60
 
     def turn_over() -> None:
-        for number in range(1, 60):
+        for number in range(1, last + 1):
             (block,) = owner.computed([number])
             with block, owner.registration.block_set([block]) as offered:
                 offers.append(offered.export())
                 time.sleep(0.002 * (number % 4))
+                if number == last:
+                    wait_for(lambda: last in right)
         over.set()
 
     thread = threading.Thread(target=turn_over)
     thread.start()
-    right = 0
     while not over.is_set():
         if not offers:
             continue
@@ -134,13 +137,12 @@ def test_a_reader_never_takes_bytes_of_another_block_for_those_it_asked_for(made
         reader.memory.import_(offers[number - 1])
         block = read(reader, number)
         if isinstance(block, CompleteBlock):
-            right += 1
+            right.append(number)
             assert reader.holds(block.index, number)
             block.release()
         else:
             assert isinstance(block, RemoteBlockGoneError | RemoteBlockDamagedError)
     thread.join()
-    assert right > 0
 
 
 def test_guards_end_by_release_and_by_the_drop_of_the_imported_set(made: Made) -> None:
