@@ -62,7 +62,7 @@ def _handler(manager: KvBlockManager, registry: CollectorRegistry) -> type[BaseH
     class Handler(BaseHTTPRequestHandler):
         timeout = 10.0
 
-        def do_GET(self) -> None:  # noqa: N802 - the library's name
+        def do_GET(self) -> None:
             path = urlsplit(self.path).path
             if path == "/metrics":
                 self._answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))

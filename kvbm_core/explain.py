@@ -9,7 +9,6 @@ from kvbm_core.onboard import Onboarder
 from kvbm_core.tiers import Tiers
 from storage_agent.port import BlockKey
 
-
 _HASH_DIGITS = 32
 
 
@@ -17,7 +16,8 @@ class CopyExplanation(msgspec.Struct, frozen=True):
     """One tier's word on a block. `owner` is who may free it there.
 
     `state`: `active` (in use), `inactive` (may be evicted), `seen` (on a volume when it was last put or read, which
-    the agent may have changed since), `announced` (so the advisor heard) or `absent`. `next`: what the offload policy says of bringing it there.
+    the agent may have changed since), `announced` (so the advisor heard) or `absent`. `next`: what the offload policy
+    says of bringing it there.
     """
 
     tier: str

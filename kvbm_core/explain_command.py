@@ -126,7 +126,7 @@ def _ask(url: str, kind: type[AnswerT]) -> AnswerT:
             detail = refused.read(1_000).decode(errors="replace").strip()
         raise ExplainError(f"{url} refuses with {refused.code}: {detail}") from refused
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise ExplainError(f"{url} cannot be asked ({error}): start it there, or correct --advisor or --core") from error
+        raise ExplainError(f"{url} cannot be asked ({error}): start it, or correct --advisor or --core") from error
 
 
 def _show(found: list[Sighting]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from event_plane.schema import BatchKind, EventType, Tier
 from kvbm_core.block import ImmutableBlock
@@ -158,12 +158,13 @@ class ManagerMachine(RuleBasedStateMachine):
         assert all(self.room.is_right(block) for block in found.blocks)
         self.take(found.blocks, keeps=False)
 
-    @precondition(lambda self: self.held)
+    # What is held depends on how threads ran, which a precondition must not: Hypothesis replays a run by its choices.
+
     @rule(number=st.integers(0, 100))
     def a_guard_goes(self, number: int) -> None:
-        self.held.pop(number % len(self.held)).release()
+        if self.held:
+            self.held.pop(number % len(self.held)).release()
 
-    @precondition(lambda self: self.held)
     @rule()
     def all_guards_go_without_being_released(self) -> None:
         self.held.clear()
@@ -224,9 +225,10 @@ class ManagerMachine(RuleBasedStateMachine):
             there = {key.sequence_hash & 0xFFFF_FFFF_FFFF_FFFF for key in keys}
             assert self.reader.placed[tier] ^ there == set(), tier
 
-    @precondition(lambda self: self.has_volumes and not self.held)
     @rule(number=document)
     def what_was_put_to_a_volume_is_found_again(self, number: int) -> None:
+        if not self.has_volumes or self.held:
+            return
         wanted = self.blocks(number, BLOCKS)
         blocks = self.serve(number, BLOCKS)
         self.room.manager.offload(1_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvbm_core.errors import ProgressError, TransferQueueFullError, TransferStateError
 from kvbm_core.progress import NO_GATE, WHOLE_ITERATION, Gate, ModelProgress
-from kvbm_core.transfer_queue import TRANSITIONS, Entry, TransferQueue, TransferState, TransferTrigger
+from kvbm_core.transfer_queue import TRANSITIONS, Entry, TransferQueue, TransferState, TransferTrigger, diagram
 
 ENTRIES_MAX, BATCH_ENTRIES, BATCHES_MAX, LAYERS = 12, 3, 2, 3
 ENDED = {state for state, steps in TRANSITIONS.items() if not steps}
@@ -160,6 +161,11 @@ def test_a_step_that_the_table_lacks_raises_and_changes_nothing(state: TransferS
     with pytest.raises(TransferStateError, match=f"a {state} transfer cannot take {trigger}"):
         entry.step(trigger)
     assert entry.state is state
+
+
+def test_the_diagram_in_the_documents_is_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kvbm.md").read_text(encoding="utf-8")
+    assert f"```mermaid\n{diagram()}```" in page
 
 
 def test_what_was_given_up_does_not_fill_a_queue_that_stands_still() -> None:
