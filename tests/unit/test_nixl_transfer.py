@@ -225,6 +225,27 @@ def test_staging_memory_is_zeroed_whole_and_at_a_page_boundary() -> None:
         memory[-1] = 1
 
 
+def test_a_forked_child_has_no_staging_memory_and_the_parent_reads_on(transfer: FileTransfer, fd: int) -> None:
+    os.pwrite(fd, b"p" * PAGE, 0)
+    reading, writing = os.pipe()
+    with transfer.exclusive() as staging:
+        address = np.frombuffer(staging, dtype=np.uint8).ctypes.data
+        child = os.fork()
+        if child == 0:
+            os.read(reading, 1)
+            os._exit(0)
+        mapped = Path(f"/proc/{child}/maps").read_text()
+        ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in mapped.splitlines()]
+        transfer.read(pages(fd, (0, 0, 1)))
+        read = bytes(staging[:PAGE])
+    os.write(writing, b"!")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(reading)
+    os.close(writing)
+    assert read == b"p" * PAGE
+    assert not any(first <= address < end for first, end in ranges)
+
+
 @given(count=st.integers(1, 200), length=st.sampled_from([1, 4096, 1 << 20, 9 << 20]), reuse_after=st.integers(1, 220))
 def test_no_portion_begins_before_those_whose_memory_it_uses_have_ended(
     count: int, length: int, reuse_after: int
