@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from event_plane.schema import producer_id
-from storage_agent.errors import StaleTerm, TermError
+from storage_agent.errors import UNREADABLE, StaleTerm, TermError
 from storage_agent.files import replace_file
 
 NO_TERM = 0
@@ -83,7 +83,7 @@ class TermFence:
             return
         try:
             kept = msgspec.json.decode(content, type=_Kept).newest_term
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise TermError(f"{self._file} holds no term ({error}); remove it if no older advisor runs") from error
         self._kept = kept
         self._newest = max(self._newest, kept)
