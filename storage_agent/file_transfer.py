@@ -15,14 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from storage_agent.errors import TransferError
 from storage_agent.fifo_lock import FifoLock
 from storage_agent.files import free_bytes, huge_pages
 
-Offsets = npt.NDArray[np.uint64]
 Extent = tuple[int, int, int, int]
 """Offset in the file, offset in staging, length, all in bytes; file descriptor."""
 Portion = Callable[[int, int], None]

@@ -17,13 +17,15 @@ from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from storage_agent.errors import TransferError
 from storage_agent.fifo_lock import FifoLock
-from storage_agent.file_transfer import Offsets
 from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_ucx_agent
 from storage_agent.nixl_memory import HOST_MEMORY, MemoryPlace
 from storage_agent.nixl_metadata import open_metadata, seal_metadata
+
+Offsets = npt.NDArray[np.uint64]
 
 PROGRESS_INTERVAL_S = 0.000_3
 _POLL_S_MIN = 0.000_2

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from storage_agent.errors import TransferError
-from storage_agent.file_transfer import Offsets
 from storage_agent.nixl_memory import MemoryRegion, NixlMemory
-from storage_agent.nixl_window import NixlWindow
+from storage_agent.nixl_window import NixlWindow, Offsets
 
 SCRIPT = Path(__file__).with_name("memory_owner.py")
 LOST_PEER = Path(__file__).with_name("window_lost_peer.py")
