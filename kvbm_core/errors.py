@@ -91,3 +91,7 @@ class RemoteSealsExhaustedError(RemoteMemoryError):
 
 class ScenarioError(KvbmError):
     """A scenario that is not there, or whose figures cannot be written."""
+
+
+class BenchError(KvbmError):
+    """A measurement that did not move what it should have."""

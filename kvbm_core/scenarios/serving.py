@@ -9,18 +9,16 @@ from __future__ import annotations
 import heapq
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
-
-import torch
 
 from kvbm_core.block import ImmutableBlock
 from kvbm_core.scenarios.machine_model import MachineModel, Source
 from kvbm_core.scenarios.script import Request, Restart, Scenario, Setup, Step, TierReturns, TierVanishes
 from kvbm_core.scenarios.worker import CoreTally, Worker
+from kvbm_core.torch_threads import one_torch_thread
 from storage_agent.port import BlockKey
 
 
@@ -47,24 +45,13 @@ def run_setup(scenario: Scenario, setup: Setup, seed: int, model: MachineModel) 
     """All of a scenario's steps with one setup, in a folder that is there meanwhile."""
     steps = scenario.steps(seed)
     with (
-        _one_thread(),
+        one_torch_thread(),
         tempfile.TemporaryDirectory(prefix="kvadvisor-scenario-") as folder,
         Worker(setup, Path(folder), model.page_tokens) as worker,
     ):
         serving = _Serving(worker, model)
         served = serving.serve_all([step for step in steps if isinstance(step, Request) or not setup.spared])
         return Run(setup, served, worker.tally(), worker.wrong_blocks)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Copies of small blocks are far slower where torch shares each out among all cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class _Answer(NamedTuple):
