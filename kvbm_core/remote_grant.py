@@ -90,6 +90,12 @@ class Grant:
         """A peer will not write its heads."""
         self._settle(first, count, GrantTrigger.FAIL, GrantTrigger.LAST_FAILED, "a writer gave it up")
 
+    def cut_off(self) -> None:
+        """Nobody can write any more: what is awaited does not come."""
+        self._step(GrantTrigger.LAST_FAILED)
+        self._awaited.clear()
+        self.reason = self.reason or "its writers were cut off"
+
     def fail(self, reason: str) -> None:
         """It is not wanted any more: its time is over, or the owner dropped it."""
         self._step(GrantTrigger.FAIL)

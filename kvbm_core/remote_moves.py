@@ -24,8 +24,7 @@ from kvbm_core.remote_blocks import RemotePart
 from kvbm_core.remote_seal import HeadBytes, Seal, SealState, damaged_heads, head_checksums, seal_bytes, unpack_seal
 from kvbm_core.remote_wire import GivenUpNote, WrittenNote, encode_note
 from storage_agent.errors import TransferError
-from storage_agent.file_transfer import Offsets
-from storage_agent.nixl_window import NixlWindow
+from storage_agent.nixl_window import NixlWindow, Offsets
 
 DESCRIPTORS_MAX = 8_192
 """Byte ranges of one batch, unless a single part has more."""

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -74,10 +75,10 @@ class NixlRegistration:
     def doomed_blocks(self) -> int:
         """Blocks that will not be taken and are kept, since a peer may write into them until it says that it is done.
 
-        Those of a peer that died are kept until `close`.
+        Those of a peer that died are kept until `cut_off`.
         """
         with self.changed:
-            return sum(granted.grant.state is GrantState.DOOMED for granted in self._granted.values())
+            return len(self._doomed())
 
     def block_set(self, blocks: Iterable[ImmutableBlock]) -> NixlBlockSet:
         """Offer blocks to be read. The set holds them until it is dropped; their guards stay the caller's.
@@ -124,6 +125,23 @@ class NixlRegistration:
             offered = MutableNixlBlockSet(self, exported, granted, deadline_s)
             self._sets.add(offered)
         return offered
+
+    def cut_off(self) -> int:
+        """End every peer's transfers and use doomed blocks again; how many. End those who were to write them first.
+
+        Peers that live get an error, and go on once they import what the sets export from then on. Raises
+        `TransferError` where NIXL does not start again.
+        """
+        with self.changed:
+            if self._closed:
+                return 0
+            self._nixl.renew()
+            self.layout = replace(self.layout, metadata=self._nixl.metadata)
+            doomed = self._doomed()
+            for granted in doomed:
+                granted.grant.cut_off()
+                self.conclude(granted)
+        return len(doomed)
 
     def close(self) -> None:
         """Drop every set and end all transfers of peers. Close it before the storage. Idempotent."""
@@ -177,6 +195,9 @@ class NixlRegistration:
         if state is GrantState.ENDED:
             granted.block.release()
         self.changed.notify_all()
+
+    def _doomed(self) -> list[GrantedBlock]:
+        return [granted for granted in self._granted.values() if granted.grant.state is GrantState.DOOMED]
 
     def _offer(
         self,

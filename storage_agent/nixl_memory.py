@@ -40,19 +40,13 @@ class NixlMemory:
     def __init__(self, name: str, regions: Sequence[MemoryRegion]) -> None:
         """Raises `TransferError` where NIXL or its UCX backend cannot be had, or does not take the memory."""
         self._name = name
+        self._regions = tuple(regions)
         self._nixl = load_nixl()
         self._lock = threading.Lock()  # a call and `close` at once would end the process
-        self._agent: Any = make_ucx_agent(self._nixl, name)
-        for address, size_bytes, (kind, device) in regions:
-            try:
-                self._agent.register_memory([(address, size_bytes, device, "")], kind)
-            except self._nixl.errors as error:
-                raise TransferError(
-                    f"{name}: NIXL does not take {size_bytes} bytes of {kind}: {error}; compare them with `ulimit -l`, "
-                    "and for VRAM see whether UCX was built with CUDA"
-                ) from error
-        self.metadata = seal_metadata(self._agent.get_agent_metadata(), self._nixl.release)
+        self._agent: Any = None
+        self.metadata = b""
         """What a peer needs to reach the regions."""
+        self._open()
 
     def notifications(self) -> list[bytes]:
         """What peers told since the last call, each in its order; lets their transfers go on. Nothing once closed."""
@@ -65,7 +59,29 @@ class NixlMemory:
                 return []
         return [told for of_peer in found.values() for told in of_peer]
 
+    def renew(self) -> None:
+        """End every peer's transfers. Peers reach the regions again by the `metadata` there is then.
+
+        Raises `TransferError` where NIXL does not start again; it stays closed then.
+        """
+        with self._lock:
+            self._agent = None
+            self._open()
+
     def close(self) -> None:
         """End every peer's transfers; the regions may be freed then. Idempotent."""
         with self._lock:
             self._agent = None
+
+    def _open(self) -> None:
+        agent = make_ucx_agent(self._nixl, self._name)
+        for address, size_bytes, (kind, device) in self._regions:
+            try:
+                agent.register_memory([(address, size_bytes, device, "")], kind)
+            except self._nixl.errors as error:
+                raise TransferError(
+                    f"{self._name}: NIXL does not take {size_bytes} bytes of {kind}: {error}; compare them with "
+                    "`ulimit -l`, and for VRAM see whether UCX was built with CUDA"
+                ) from error
+        self.metadata = seal_metadata(agent.get_agent_metadata(), self._nixl.release)
+        self._agent = agent

@@ -63,6 +63,18 @@ class GrantMachine(RuleBasedStateMachine):
         self.grant.fail("late")
         self.was_failed = True
 
+    @rule(really=st.sampled_from([False, False, False, True]))
+    def cut_off(self, really: bool) -> None:
+        if not really:
+            return
+        if len(self.ended) == HEADS:
+            with pytest.raises(BlockStateError, match="it is over"):
+                self.grant.cut_off()
+            return
+        self.grant.cut_off()
+        self.ended = set(range(HEADS))
+        self.was_failed = True
+
     @invariant()
     def state_is_what_happened(self) -> None:
         over = len(self.ended) == HEADS

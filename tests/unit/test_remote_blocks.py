@@ -18,6 +18,7 @@ from kvbm_core.errors import (
     RemoteBlockDamagedError,
     RemoteBlockGoneError,
     RemoteMemoryError,
+    RemotePeerError,
     RemoteSealsExhaustedError,
 )
 from kvbm_core.remote import MutableNixlBlockSet
@@ -270,6 +271,26 @@ def test_a_set_that_its_owner_drops_is_kept_from_use_until_its_writers_have_ende
     assert "its owner does not wait for it any more; nothing was written" in str(gone)
     wait_for(lambda: owner.registration.doomed_blocks == 0)
     assert owner.pool.occupancy().active == 0
+
+
+def test_blocks_that_a_lost_writer_keeps_come_back_when_all_peers_are_cut_off(made: Made) -> None:
+    owner, peer = made(0, 1), made(0, 1)
+    computed = owner.computed([2])
+    read_only, offered = owner.registration.block_set(computed), grant(owner, 1)
+    for each in (read_only, offered):
+        peer.memory.import_(each.export())
+    (remote,) = peer.memory.get_remote_blocks_mutable(keys([1]))
+    offered.drop()
+    assert owner.registration.cut_off() == 1
+    assert owner.registration.doomed_blocks == 0
+    assert (owner.pool.occupancy().active, owner.pool.occupancy().reset) == (1, owner.pool.blocks - 1)
+    assert isinstance(read(peer, 2), RemotePeerError)
+    (error,) = peer.memory.write([remote], peer.computed([1]))
+    assert isinstance(error, RemotePeerError)
+    peer.memory.import_(read_only.export())
+    block = read(peer, 2)
+    assert isinstance(block, CompleteBlock)
+    assert peer.holds(block.index, 2)
 
 
 def test_blocks_that_nobody_collected_are_reset_with_their_set(made: Made) -> None:
