@@ -118,10 +118,12 @@ class NixlTransfer(FileTransfer):
                 if begins:
                     before(first, end)
                     flights.append(self._post(operation, extents[first:end], others_fly=bool(flights)))
-                elif failed := self._wait(flights[number], deadline):
+                    continue
+                deadline = time.monotonic() + self._deadline_s  # anew: what was handed over meanwhile took its time
+                failed = self._wait(flights[number], deadline)
+                if failed:
                     break
-                else:
-                    after(first, end)
+                after(first, end)
             for flight in flights:  # where one failed, the others too
                 self._wait(flight, deadline)
             is_over = True

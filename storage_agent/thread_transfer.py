@@ -89,7 +89,7 @@ class ThreadTransfer(FileTransfer):
         self, operation: str, extents: Sequence[Extent], portions: Portions, before: Portion, after: Portion
     ) -> None:
         self._require_inside(operation, extents[portions.bounds[0][0] : portions.bounds[-1][1]])
-        deadline = time.monotonic() + self._deadline_s
+        is_late = False
         try:
             flight = _Flight(operation, self._memory, extents)
         except OSError as error:
@@ -100,12 +100,14 @@ class ThreadTransfer(FileTransfer):
                 if begins:
                     before(first, end)
                     flight.post(first, end)
-                elif flight.wait(first, end, deadline) and not flight.fault:
-                    after(first, end)
-                else:
+                    continue
+                is_late = not flight.wait(first, end, time.monotonic() + self._deadline_s)
+                if is_late or flight.fault:
                     break
+                after(first, end)
         finally:
-            if not flight.end(deadline):
+            ended = flight.end(time.monotonic() + (0.0 if is_late else self._deadline_s))
+            if is_late or not ended:  # of one that ended just after its time nothing was handed over
                 self._map_staging()
                 raise TransferError(
                     f"{self._name}: no answer from the device in {self._deadline_s} s; check it, then register again",

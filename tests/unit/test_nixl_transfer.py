@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -283,3 +284,17 @@ def test_more_is_moved_than_memory_holds_by_using_it_again(transfer: FileTransfe
 
         transfer.read(extents, arrived=arrived, reuse_after=pages_staged)
         assert seen == [bytes([number]) * PAGE for number in range(48)]
+
+
+def test_a_reader_may_take_longer_over_a_portion_than_the_device_has_for_one(fd: int) -> None:
+    transfer = NixlTransfer("slow reader", {fd: FILE_BYTES}, staging_bytes=PAGE, deadline_s=0.3)
+    taken: list[int] = []
+
+    def arrived(first: int, end: int) -> None:
+        time.sleep(0.4)
+        taken.append(first)
+
+    with transfer.exclusive():
+        transfer.read(pages(fd, (0, 0, 1), (1, 0, 1)), arrived=arrived, reuse_after=1)
+    assert taken == [0, 1]
+    transfer.close()
