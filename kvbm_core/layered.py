@@ -14,7 +14,6 @@ from event_plane.schema import Tier
 from kvbm_core.accounting import Accounts, RequestAccount
 from kvbm_core.block import ImmutableBlock
 from kvbm_core.copier import WRONG_BYTES, Copier
-from kvbm_core.identity import BlockIdentity
 from kvbm_core.progress import Gate
 from kvbm_core.transfer import BEHIND_A_MISS, BlockOutcome, BlockTransfer, TransferManager
 
@@ -81,9 +80,9 @@ class LayerMoves:
 
 
 class OnUsed(Protocol):
-    """Told of blocks of a tier that a request got."""
+    """Told of blocks that a request got, which are on the device now, and of the tier that they were on."""
 
-    def __call__(self, tier: Tier, identities: Sequence[BlockIdentity]) -> None: ...
+    def __call__(self, tier: Tier, blocks: Sequence[ImmutableBlock]) -> None: ...
 
 
 class LayeredLoad:
@@ -120,7 +119,7 @@ class LayeredLoad:
         account.not_loaded.update(reason or BEHIND_A_MISS for reason in reasons[whole:])
         account.bytes_moved[self._copier.path] += whole * block_bytes
         self._accounts.served(account)
-        self._on_used(Tier.G2, [block.identity for block in blocks[:whole]])
+        self._on_used(Tier.G2, registered)
         self._moves.let_go()
         return registered
 

@@ -86,30 +86,31 @@ class KvBlockManager:
         self.hooks = Hooks() if hooks is None else hooks
         self._closed = False
         self._accounts = Accounts()
-        self._events = BlockEvents(publisher, config.block_bytes, clock_us)
-        self._tiers = open_tiers(config, self._events, self.hooks, has_storage=storage is not None)
-        self._copiers = build_copiers(self._tiers, config, self._accounts)
-        self._transfers = TransferManager(
-            build_lanes(self._tiers, self._copiers, storage, config, self._accounts, self._events.send),
-            on_failure=self._accounts.failed,
-        )
-        self.scheduler = Scheduler(config.layers, self._progressed)
-        self._offloads = OffloadManager(
-            self._tiers.host, self._tiers.views, self._transfers, self._accounts, config
-        )
-        has_volumes = storage is not None and bool(self._tiers.views)
-        self._onboarder = Onboarder(
-            self._tiers.device,
-            self._tiers.host,
-            Volumes(storage, self._tiers.views, config, self._accounts) if storage and has_volumes else None,
-            self._transfers,
-            self._accounts,
-            config,
-            self._used,
-        )
-        # The first message of this life: whatever an earlier one had placed is gone.
-        self.announce_snapshot()
-        publisher.serve_snapshots(self.announce_snapshot)
+        with ExitStack() as undoing:
+            self._events = BlockEvents(publisher, config.block_bytes, clock_us)
+            undoing.callback(self._events.close)
+            self._tiers = open_tiers(config, self._events, self.hooks, has_storage=storage is not None)
+            undoing.callback(self._tiers.close)
+            volumes = None
+            if storage is not None and self._tiers.views:
+                volumes = Volumes(storage, self._tiers.views, config, self._accounts)
+            self._copiers = build_copiers(self._tiers, config, self._accounts)
+            self._transfers = TransferManager(
+                build_lanes(self._tiers, self._copiers, volumes, config, self._events.send),
+                on_failure=self._accounts.failed,
+            )
+            undoing.callback(self._transfers.close)
+            self.scheduler = Scheduler(config.layers, self._progressed)
+            self._offloads = OffloadManager(
+                self._tiers.host, self._tiers.views, self._transfers, self._accounts, config
+            )
+            self._onboarder = Onboarder(
+                self._tiers, volumes, self._transfers, self._accounts, config, self._used
+            )
+            # The first message of this life: whatever an earlier one had placed is gone.
+            self.announce_snapshot()
+            publisher.serve_snapshots(self.announce_snapshot)
+            undoing.pop_all()
 
     # Blocks of the device
 
@@ -129,7 +130,6 @@ class KvBlockManager:
         Ask `onboard` for the rest, even without a lower tier: that counts them, and finds those behind a gap.
         """
         matched = self._tiers.device.pool.match([block.key for block in blocks])
-        self._offloads.matched(matched)
         self._accounts.served(
             RequestAccount(
                 asked=len(matched),
@@ -139,7 +139,7 @@ class KvBlockManager:
                 bytes_asked=len(matched) * self.config.block_bytes,
             )
         )
-        self._used(Tier.G1, [block.identity for block in matched])
+        self._used(Tier.G1, matched)
         return matched
 
     def allocate(self, count: int) -> Allocation:
@@ -326,11 +326,15 @@ class KvBlockManager:
         return freed
 
     def close(self) -> None:
-        """End what is under way and announce that this core's placements are gone. The publisher stays open; it is the
-        caller's. Idempotent."""
+        """End what is under way, announce that this core's placements are gone, and let go of the memory.
+
+        Waits for calls that hang. The publisher stays open; it is the caller's. Views of the memory that were given out
+        stay valid. Idempotent.
+        """
         self._transfers.close()
         self._closed = True
         self._events.close()
+        self._tiers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -363,11 +367,12 @@ class KvBlockManager:
         self._events.send()
         self._transfers.submit(self._offloads.follow(in_host))
 
-    def _used(self, tier: Tier, identities: Sequence[BlockIdentity]) -> None:
-        """A request got blocks that were on this tier."""
+    def _used(self, tier: Tier, blocks: Sequence[ImmutableBlock]) -> None:
+        """A request got blocks, which it has on the device now, that were on this tier."""
+        self._offloads.matched(blocks)
         locations = {each.storage.tier: each.storage.location for each in self._tiers.own()}
-        for identity in identities:
-            self._events.note(EventType.ACCESS, tier, locations[tier], identity)
+        for block in blocks:
+            self._events.note(EventType.ACCESS, tier, locations[tier], block.identity)
         self._events.send()
 
     def _progressed(self, progress: ModelProgress) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
@@ -22,8 +22,9 @@ from kvbm_core.config import KvbmConfig
 from kvbm_core.estimate import LoadPlan, Verdict, plan_load
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.lanes import Volumes
+from kvbm_core.layered import OnUsed
 from kvbm_core.paths import TransferPath
-from kvbm_core.tier_pool import TierPool
+from kvbm_core.tiers import Tiers
 from kvbm_core.transfer import BEHIND_A_MISS, CANCELLED, BlockOutcome, BlockTransfer, Move, TransferManager, release
 from storage_agent.port import BlockKey, Result
 
@@ -107,17 +108,16 @@ class Onboarder:
 
     def __init__(
         self,
-        device: TierPool,
-        host: TierPool | None,
+        tiers: Tiers,
         volumes: Volumes | None,
         transfers: TransferManager,
         accounts: Accounts,
         config: KvbmConfig,
-        on_used: Callable[[Tier, Sequence[BlockIdentity]], None],
+        on_used: OnUsed,
     ) -> None:
-        """`on_used` is told of the blocks of G1 and of G2 that a request gets."""
-        self._device = device
-        self._host = host
+        """`volumes`: None where there are none."""
+        self._device = tiers.device
+        self._host = tiers.host
         self._volumes = volumes
         self._transfers = transfers
         self._accounts = accounts
@@ -354,7 +354,7 @@ class Onboarder:
                 else:
                     outcome.unused.release()
         for tier in (DEVICE, HOST):
-            used = [block.identity for block, source in zip(blocks, sources, strict=True) if source == tier]
+            used = [block for block, source in zip(blocks, sources, strict=True) if source == tier]
             self._on_used(Tier[tier], used)
         account.tokens_matched = len(blocks) * self._config.page_tokens
         return Onboarded(blocks, sources, unused, ended, plan, account)

@@ -83,9 +83,8 @@ def build_copiers(tiers: Tiers, config: KvbmConfig, accounts: Accounts) -> Copie
 def build_lanes(
     tiers: Tiers,
     copiers: Copiers | None,
-    storage: StoragePort | None,
+    volumes: Volumes | None,
     config: KvbmConfig,
-    accounts: Accounts,
     on_batch: OnBatch,
 ) -> Mapping[TransferPath, tuple[Lane, LaneLimits]]:
     """A lane for each path between two tiers that are there."""
@@ -96,8 +95,7 @@ def build_lanes(
     if tiers.host is not None:
         lanes[TransferPath.DEVICE_TO_HOST] = CopyLane(copiers.to_host, on_batch)
         lanes[TransferPath.HOST_TO_DEVICE] = CopyLane(copiers.to_device, on_batch)
-    if storage is not None:
-        volumes = Volumes(storage, tiers.views, config, accounts)
+    if volumes is not None:
         staged_from = tiers.device if tiers.host is None else None
         for view in tiers.views:
             ends_in_host = view.load_path is TransferPath.REMOTE_TO_HOST

@@ -153,6 +153,10 @@ class CoreRoom:
     def published(self) -> list[Batch]:
         """Everything so far."""
         self.manager.flush_events()
+        return self.received()
+
+    def received(self) -> list[Batch]:
+        """What the core has handed to its publisher of itself."""
         self.publisher.flush()
         while received := self.subscriber.receive(1_000):
             self.batches += [decode(each.payload) for each in received if isinstance(each, Message)]

@@ -362,7 +362,7 @@ def test_a_frequency_policy_lets_a_block_pass_when_it_is_used_again() -> None:
         (device, host, disk) = room.manager.explain(wanted[0].key).copies
         assert (device.state, host.state, disk.state) == ("inactive", "absent", "absent")
         assert host.next == disk.next == "used 1 times, and 2 are wanted"
-        release(room.manager.match(wanted[:1]))
+        release(room.manager.onboard(wanted[:1]).blocks)
         assert room.manager.explain(wanted[0].key).waits == ["queued for offload"]
         assert room.manager.offload(5) == 1
         (_, host, disk) = room.manager.explain(wanted[0].key).copies
