@@ -10,6 +10,7 @@ from typing import NamedTuple
 from kvbm_core.accounting import Accounts
 from kvbm_core.config import KvbmConfig
 from kvbm_core.copier import Copier
+from kvbm_core.copies import copy_blocks
 from kvbm_core.errors import ConfigError
 from kvbm_core.events import BlockEvents, PublishHandle
 from kvbm_core.hooks import Hooks
@@ -73,6 +74,11 @@ def build_copiers(tiers: Tiers, config: KvbmConfig, accounts: Accounts) -> Copie
     if near is None:
         return None
     sums = BlockSums(near.storage) if config.verify_copies else None
+    # The first copy and the first checksum of a process load compiled code, which takes a second: now, while all is
+    # zeros and nobody waits.
+    copy_blocks(near.storage, [0], tiers.device.storage, [0])
+    if sums is not None:
+        sums.take([0])
     return Copiers(
         Copier(TransferPath.DEVICE_TO_HOST, tiers.device, near, accounts, sums),
         Copier(TransferPath.HOST_TO_DEVICE, near, tiers.device, accounts, sums),
