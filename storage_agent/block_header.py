@@ -133,7 +133,7 @@ def pack_header(header: BlockHeader, checksums: Sequence[int], *, place: int, ma
             header.depth, header.block_tokens, len(namespace), len(layout), len(checksums), span.first, span.count,
             header.payload_bytes, span.shard_bytes, header.payload_checksum, header.generation, place, mark,
         )  # fmt: skip
-    except struct.error as error:
+    except (struct.error, TypeError) as error:
         raise BlockFormatError(f"{key}, depth {header.depth} or {header.block_tokens} tokens: {error}") from error
     length = len(facts) + len(shards) + len(namespace) + len(layout)
     if length > BODY_BYTES:
