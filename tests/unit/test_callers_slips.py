@@ -58,8 +58,9 @@ def test_a_block_of_wrong_parts_is_refused_when_it_is_made(field: str, value: ob
 
 
 def test_a_batch_that_cannot_be_begun_leaves_no_slot_reserved(agent: StorageAgent) -> None:
-    released = block(2)
-    released.payload.release()
+    view = memoryview(GOOD)
+    released = PutBlock(key(2), NAMESPACE, view)
+    view.release()
     with pytest.raises(ValueError, match="released memoryview"):
         agent.put("slab", [block(1), released])
     (stat,) = agent.stat().volumes
