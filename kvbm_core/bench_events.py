@@ -18,7 +18,7 @@ from kvbm_core.reuse import reuse_order
 
 POOL_BLOCKS = 4_096
 ROUNDS = 30
-ROUNDS_QUICK = 8
+ROUNDS_QUICK = 5
 ROUND_BLOCKS = 4_096
 BLOCK_BYTES = 1 << 20
 _LOCATION = "device:0"
