@@ -51,10 +51,6 @@ class PublishHandle:
     def removed(self, identity: BlockIdentity) -> None:
         self._note(EventType.REMOVE, self._tier, self._location, identity)
 
-    def accessed(self, identity: BlockIdentity) -> None:
-        """One match of one block."""
-        self._note(EventType.ACCESS, self._tier, self._location, identity)
-
 
 class BlockEvents:
     """Gathers what the pools tell and publishes it from a thread of its own, so that no engine waits for a publisher.

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import count
+from itertools import count, takewhile
 from math import inf
 from typing import NamedTuple
 
@@ -149,9 +149,14 @@ class Onboarder:
         if targets is not None:
             for place, target in zip(places, targets, strict=True):
                 place.target = target.taken_over()
-        there = next((n for n, place in enumerate(places) if place.where is _Where.NOWHERE), len(places))
-        plan = self._plan(places[:there], budget_s)
-        outcomes = await self._load(places[: plan.blocks], loads)
+        plan = self._plan(places, budget_s)
+        try:
+            outcomes = await self._load(places[: plan.blocks], loads)
+        except BaseException:  # cancelled: what was not begun goes back
+            for place in places:
+                _drop(_take_guard(place))
+                _drop(_take_target(place))
+            raise
         found = self._settle(places, outcomes, plan, account, keeps_targets=targets is not None)
         self._accounts.served(account)
         return found
@@ -161,8 +166,7 @@ class Onboarder:
         places = self._locate(identities)
         for place in places:
             _drop(place.guard)
-        there = next((n for n, place in enumerate(places) if place.where is _Where.NOWHERE), len(places))
-        return self._plan(places[:there], budget_s)
+        return self._plan(places, budget_s)
 
     def is_loading(self, key: BlockKey) -> bool:
         """Whether a block is on its way to the device."""
@@ -199,8 +203,9 @@ class Onboarder:
         return _Place(identity, _Where.VOLUME, None, self._volumes.views[0].load_path)
 
     def _plan(self, places: Sequence[_Place], budget_s: float) -> LoadPlan:
+        """For the leading blocks that may be somewhere."""
         paths: list[tuple[TransferPath, ...]] = []
-        for place in places:
+        for place in takewhile(lambda place: place.where is not _Where.NOWHERE, places):
             if place.path is None:
                 paths.append(())
             elif place.path is TransferPath.HOST_TO_DEVICE:

@@ -26,13 +26,3 @@ VOLUME_PATHS = {
     ("remote", False): (TransferPath.DEVICE_TO_REMOTE, TransferPath.REMOTE_TO_DEVICE),
 }
 """(put, load) by the name of a tier of volumes, and whether there is a host tier."""
-
-LOAD_PATHS = frozenset(
-    {
-        TransferPath.HOST_TO_DEVICE,
-        TransferPath.DISK_TO_DEVICE,
-        TransferPath.REMOTE_TO_HOST,
-        TransferPath.REMOTE_TO_DEVICE,
-    }
-)
-"""Toward the device: a request may be waiting for these."""

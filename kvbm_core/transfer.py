@@ -260,11 +260,6 @@ class TransferManager:
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvbm-transfers", daemon=True)
         self._thread.start()
 
-    @property
-    def paths(self) -> frozenset[TransferPath]:
-        """The paths that there are."""
-        return frozenset(self._paths)
-
     def now_s(self) -> float:
         """The clock of deadlines."""
         return self._loop.time()

@@ -389,3 +389,18 @@ def test_many_threads_may_use_one_manager(room: CoreRoom) -> None:
         thread.join()
     assert wrong == []
     assert room.manager.occupancy().device.active == 0
+
+
+def test_targets_of_a_cancelled_load_go_back_to_the_pool_once_nothing_can_write_them() -> None:
+    limits = {TransferPath.DISK_TO_DEVICE: PathLimits(concurrency=1)}
+    with closing(CoreRoom(disk=DISK, transfers=limits, transfer_blocks=2)) as room:
+        wanted = on_disk(room, 6)
+        forget_calls(room)
+        targets = room.manager.allocate(6).blocks
+        with room.agent.held():
+            future = room.manager.onboard_soon(wanted, targets)
+            assert room.agent.came.acquire(timeout=PATIENCE_S)
+            future.cancel()
+            # Two may still be written; four were not begun.
+            until("targets are lost", lambda: room.manager.occupancy().device.active == 2)
+        until("targets are lost", lambda: room.manager.occupancy().device.active == 0)
