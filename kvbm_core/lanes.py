@@ -133,7 +133,7 @@ class PutLane:
         except (StorageAgentError, EventPlaneError) as error:
             return [Outcome(block.key, Result.FAILED, volume=volume, reason=str(error)) for block in blocks]
         stored = [
-            len(block.payload)
+            block.payload.nbytes
             for block, answer in zip(blocks, answers, strict=True)
             if answer.result in (Result.STORED, Result.PARTIAL)
         ]

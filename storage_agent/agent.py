@@ -16,9 +16,10 @@ from storage_agent import gpu_direct
 from storage_agent.absent_volume import AbsentVolume
 from storage_agent.announcer import Announcer
 from storage_agent.block_header import BlockHeader
-from storage_agent.buffers import fill_buffer, require_one_each
+from storage_agent.buffers import require_one_each
 from storage_agent.command_lane import CommandLane
 from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.direct_path import put_blocks, read_blocks
 from storage_agent.endpoints import Endpoint
 from storage_agent.errors import VolumeError
 from storage_agent.kinds import prepare
@@ -26,6 +27,7 @@ from storage_agent.mending import VolumeMender
 from storage_agent.port import (
     AgentStat,
     BlockKey,
+    Buffer,
     CommandOutcome,
     CompactReport,
     Outcome,
@@ -212,12 +214,12 @@ class StorageAgent:
         with self._shelf.use(volume) as target:
             if target is None:
                 return self._all_failed([block.key for block in blocks], volume)
-            return target.put(blocks)
+            return put_blocks(target, blocks)
 
     def get(
-        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], wanted: Shard | None = None
+        self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], wanted: Shard | None = None
     ) -> list[Outcome]:
-        """See `StoragePort.get`. A buffer is written only with whole verified bytes, at its start.
+        """See `StoragePort.get`. A buffer that is no span is written only with whole verified bytes, at its start.
 
         `corrupt` where every copy was. Raises `ValueError` unless there are as many buffers as keys, and `TypeError`
         for a `wanted` that is no `Shard`.
@@ -227,11 +229,12 @@ class StorageAgent:
             raise TypeError(f"wanted is of type {type(wanted).__name__}; give Shard")
         # The buffer that a fast copy failed to fill may be filled from a slower one.
         outcomes: dict[int, Outcome] = {}
+        closed: set[int] = set()
         with self._shelf.use_all() as volumes:
             for _ in range(_SEARCHES_MAX):
                 retired_before = sum(volume.retired_total for volume in volumes)
                 for volume in volumes:
-                    self._get_from(volume, keys, buffers, wanted, outcomes)
+                    self._get_from(volume, keys, buffers, wanted, outcomes, closed)
                 # A block that moved on between two looks was retired somewhere meanwhile.
                 if len(outcomes) == len(keys) or retired_before == sum(volume.retired_total for volume in volumes):
                     break
@@ -244,23 +247,27 @@ class StorageAgent:
         self,
         volume: Volume,
         keys: Sequence[BlockKey],
-        buffers: Sequence[memoryview],
+        buffers: Sequence[Buffer],
         shard: Shard | None,
         outcomes: dict[int, Outcome],
+        closed: set[int],
     ) -> None:
-        wanted = [index for index in range(len(keys)) if index not in outcomes or not outcomes[index].result.ok]
+        """`closed`: what may be written still by a read that failed; nothing else goes there."""
+        wanted = [
+            index
+            for index in range(len(keys))
+            if index not in outcomes or not (outcomes[index].result.ok or index in closed)
+        ]
         if not wanted:
             return
-
-        def fill(number: int, header: BlockHeader, payload: memoryview) -> str:
-            return fill_buffer(buffers[wanted[number]], payload)
-
-        results = volume.read([keys[index] for index in wanted], fill, shard)
+        results = read_blocks(volume, [keys[index] for index in wanted], [buffers[index] for index in wanted], shard)
         hits: list[BlockHeader] = []
         for index, result in zip(wanted, results, strict=True):
             if result.outcome.result is Result.MISS:
                 continue
             outcomes[index] = result.outcome
+            if result.in_doubt:
+                closed.add(index)
             if result.outcome.result is Result.HIT and result.header is not None:
                 hits.append(result.header)
         self._announcer.accessed(volume.descriptor, hits)

@@ -21,6 +21,7 @@ from storage_agent.port import (
     AgentPort,
     AgentStat,
     BlockKey,
+    Buffer,
     CommandOutcome,
     CompactReport,
     Outcome,
@@ -128,7 +129,7 @@ class AsyncStorageAgent(AsyncAgentClient):
         return await self._blocks.run(partial(self._storage.put, volume, blocks))
 
     async def get(
-        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], wanted: Shard | None = None
+        self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], wanted: Shard | None = None
     ) -> list[Outcome]:
         """See `StoragePort.get`."""
         return await self._blocks.run(partial(self._storage.get, keys, buffers, wanted))

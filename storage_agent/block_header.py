@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import xxhash
 
 from event_plane.schema import Namespace
 from storage_agent.errors import UNREADABLE, BlockFormatError, CorruptBlock, ShardError
+from storage_agent.nh64_sums import nh64_of_bytes
 from storage_agent.port import BlockKey
 from storage_agent.shards import BlockLayout, ShardSpan, check_span
 
@@ -28,17 +30,35 @@ _CHECKSUM = struct.Struct("<Q")
 _CACHED_BYTES = 64 * 1024
 BODY_BYTES = PAGE_BYTES - _CHECKSUM.size
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
-# magic, version, group, namespace id, hash lo, hi, parent lo, hi, depth, tokens, namespace length, layout length,
-# shards held, first shard, shard count (0: not sharded), payload bytes, shard bytes, payload checksum, generation,
-# place, mark
-_HEADER = struct.Struct("<8sIB3xQQQQQIHHHHHHIIQQQQ")
+# magic, version, group, number of the checksum, namespace id, hash lo, hi, parent lo, hi, depth, tokens, namespace
+# length, layout length, shards held, first shard, shard count (0: not sharded), payload bytes, shard bytes, payload
+# checksum, generation, place, mark
+_HEADER = struct.Struct("<8sIBB2xQQQQQIHHHHHHIIQQQQ")
 _KEY = struct.Struct("<QQQB")
+
+
+class ChecksumName(StrEnum):
+    """What sums the parts of a payload: XXH3-64, or NH-64 where the bytes may lie on a GPU (`kernels.nh64`)."""
+
+    XXH3 = "xxh3"
+    NH64 = "nh64"
+
+
+_CHECKSUM_NAMES = (ChecksumName.XXH3, ChecksumName.NH64)
+"""By the number in a header; 0 in all that were written before there was a choice."""
+
+
+class PartChecksums(NamedTuple):
+    """The checksum of each part of a payload, and what reckoned them."""
+
+    each: tuple[int, ...]
+    name: ChecksumName = ChecksumName.XXH3
 
 
 class BlockHeader(NamedTuple):
     """What a slot holds. `slot`: the volume's own number for it. `generation` rises with every put into the volume.
 
-    `payload_checksum`: XXH3-64 of the payload; of a sharded one, of its shards' checksums (`fold_checksums`).
+    `payload_checksum`: of the payload, by what its page names; of a sharded one, of its shards' (`fold_checksums`).
     """
 
     slot: int
@@ -72,13 +92,14 @@ def checksum(part: memoryview | bytes) -> int:
     return xxhash.xxh3_64_intdigest(part)
 
 
-def part_checksums(payload: memoryview, part_bytes: int) -> tuple[int, ...]:
+def part_checksums(payload: memoryview, part_bytes: int) -> PartChecksums:
     if part_bytes == payload.nbytes:
-        return (checksum(payload),)
-    return tuple(checksum(payload[at : at + part_bytes]) for at in range(0, payload.nbytes, part_bytes))
+        return PartChecksums((checksum(payload),))
+    starts = range(0, payload.nbytes, part_bytes)
+    return PartChecksums(tuple([checksum(payload[at : at + part_bytes]) for at in starts]))
 
 
-def copy_with_checksums(payload: memoryview, part_bytes: int, target: memoryview) -> tuple[int, ...]:
+def copy_with_checksums(payload: memoryview, part_bytes: int, target: memoryview) -> PartChecksums:
     """Copy `payload` to `target`, as long; the checksums of its parts, as `part_checksums`.
 
     A fifth faster than one after the other: the bytes are summed while they are in the processor's cache.
@@ -98,7 +119,7 @@ def copy_with_checksums(payload: memoryview, part_bytes: int, target: memoryview
             copied[:] = payload[at:end]
             running.update(copied)
         checksums.append(running.intdigest())
-    return tuple(checksums)
+    return PartChecksums(tuple(checksums))
 
 
 def fold_checksums(checksums: Sequence[int]) -> int:
@@ -116,21 +137,22 @@ def pack_key(key: BlockKey) -> bytes:
         raise BlockFormatError(f"{key} is no block key: {error}") from error
 
 
-def pack_header(header: BlockHeader, checksums: Sequence[int], *, place: int, mark: int) -> bytes:
+def pack_header(header: BlockHeader, checksums: PartChecksums, *, place: int, mark: int) -> bytes:
     """One page. `place` and `mark`: where it is going to lie, and in which file.
 
     Raises `BlockFormatError` where a number, the namespace or the layout is too long for it.
     """
     namespace, layout = _encode_namespace(header.namespace), _encode_layout(header.layout)
-    shards = struct.pack(f"<{len(checksums)}Q", *checksums)
+    parts = len(checksums.each)
+    shards = struct.pack(f"<{parts}Q", *checksums.each)
     span = header.span or ShardSpan(0, 0, 0)
     key = header.key
     try:
         facts = _HEADER.pack(
-            HEADER_MAGIC, HEADER_VERSION, key.group, key.namespace_id,
+            HEADER_MAGIC, HEADER_VERSION, key.group, _CHECKSUM_NAMES.index(checksums.name), key.namespace_id,
             key.sequence_hash & _MASK64, key.sequence_hash >> 64,
             header.parent_hash & _MASK64, header.parent_hash >> 64,
-            header.depth, header.block_tokens, len(namespace), len(layout), len(checksums), span.first, span.count,
+            header.depth, header.block_tokens, len(namespace), len(layout), parts, span.first, span.count,
             header.payload_bytes, span.shard_bytes, header.payload_checksum, header.generation, place, mark,
         )  # fmt: skip
     except (struct.error, TypeError) as error:
@@ -138,21 +160,22 @@ def pack_header(header: BlockHeader, checksums: Sequence[int], *, place: int, ma
     length = len(facts) + len(shards) + len(namespace) + len(layout)
     if length > BODY_BYTES:
         raise BlockFormatError(
-            f"the namespace takes {len(namespace)} bytes, the layout {len(layout)}, {len(checksums)} shards "
+            f"the namespace takes {len(namespace)} bytes, the layout {len(layout)}, {parts} shards "
             f"{len(shards)}: a header has room for {BODY_BYTES - len(facts)}; shorten them"
         )
     return seal(facts + shards + namespace + layout)
 
 
-def unpack_header(page: bytes, slot: int, *, place: int, mark: int) -> tuple[BlockHeader, tuple[int, ...]]:
+def unpack_header(page: bytes, slot: int, *, place: int, mark: int) -> tuple[BlockHeader, PartChecksums]:
     """What `page` says, as slot number `slot`, and its parts' checksums.
 
-    Raises `BlockFormatError` for what is no whole header written for this place of this file.
+    Raises `BlockFormatError` for what is no whole header written for this place of this file, or names a checksum that
+    is not known here.
     """
     what = f"header at {place}"
     body = open_seal(page, HEADER_MAGIC, what)
     (
-        _, version, group, namespace_id, hash_lo, hash_hi, parent_lo, parent_hi, depth, block_tokens,
+        _, version, group, checksum_number, namespace_id, hash_lo, hash_hi, parent_lo, parent_hi, depth, block_tokens,
         namespace_bytes, layout_bytes, parts, first, count, payload_bytes, shard_bytes, payload_checksum, generation,
         written_place, written_mark,
     ) = _HEADER.unpack_from(body)  # fmt: skip
@@ -162,6 +185,11 @@ def unpack_header(page: bytes, slot: int, *, place: int, mark: int) -> tuple[Blo
         raise BlockFormatError(f"the {what} was written for {written_place}")
     if written_mark != mark:
         raise BlockFormatError(f"the {what} was written for another file of this volume, or an earlier one")
+    if checksum_number >= len(_CHECKSUM_NAMES):
+        raise BlockFormatError(
+            f"the {what} names checksum {checksum_number}; known are 0 to {len(_CHECKSUM_NAMES) - 1}: read it with the "
+            "version that wrote it"
+        )
     namespace_at = _HEADER.size + _CHECKSUM.size * parts
     layout_at = namespace_at + namespace_bytes
     checksums = struct.unpack_from(f"<{parts}Q", body, _HEADER.size)
@@ -178,10 +206,10 @@ def unpack_header(page: bytes, slot: int, *, place: int, mark: int) -> tuple[Blo
         ShardSpan(shard_bytes, first, count) if count else None,
         _decode_layout(body[layout_at : layout_at + layout_bytes]),
     )
-    return header, checksums
+    return header, PartChecksums(checksums, _CHECKSUM_NAMES[checksum_number])
 
 
-def check_header(page: bytes, expected: BlockHeader, *, place: int, mark: int) -> tuple[int, ...]:
+def check_header(page: bytes, expected: BlockHeader, *, place: int, mark: int) -> PartChecksums:
     """The checksums of the parts. Raises `CorruptBlock` unless `page` is the header of `expected`."""
     block = f"{expected.key.sequence_hash:032x}"
     if page == ZERO_PAGE:
@@ -195,20 +223,30 @@ def check_header(page: bytes, expected: BlockHeader, *, place: int, mark: int) -
             f"place {place} holds generation {found.generation} of block {found.key.sequence_hash:032x}, "
             f"not generation {expected.generation} of {block}"
         )
-    if len(checksums) != expected.parts or fold_checksums(checksums) != expected.payload_checksum:
+    if len(checksums.each) != expected.parts or fold_checksums(checksums.each) != expected.payload_checksum:
         raise CorruptBlock(f"place {place}: the header's checksums are not those of block {block}")
     return checksums
 
 
-def check_parts(payload: memoryview, expected: BlockHeader, checksums: Sequence[int], first_part: int = 0) -> None:
+def check_parts(payload: memoryview, expected: BlockHeader, checksums: PartChecksums, first_part: int = 0) -> None:
     """Raises `CorruptBlock` unless `payload`, whole parts from `first_part`, has these checksums."""
     size = expected.part_bytes
-    for part in range(payload.nbytes // size):
-        found, wanted = checksum(payload[part * size : (part + 1) * size]), checksums[first_part + part]
-        if found != wanted:
+    sum_of = checksum if checksums.name is ChecksumName.XXH3 else nh64_of_bytes
+    found = [sum_of(payload[part * size : (part + 1) * size]) for part in range(payload.nbytes // size)]
+    compare_parts(found, expected, checksums, first_part)
+
+
+def compare_parts(found: Sequence[int], expected: BlockHeader, checksums: PartChecksums, first_part: int = 0) -> None:
+    """Raises `CorruptBlock` unless `found`, of parts from `first_part` on, are the checksums that were put."""
+    wanted = checksums.each[first_part : first_part + len(found)]
+    block = f"block {expected.key.sequence_hash:032x}"
+    if len(wanted) < len(found):
+        raise CorruptBlock(f"the header of {block} has {len(checksums.each)} checksums, too few for its parts")
+    for part, (is_now, was_put) in enumerate(zip(found, wanted, strict=True), first_part):
+        if is_now != was_put:
             raise CorruptBlock(
-                f"part {first_part + part} of the payload of block {expected.key.sequence_hash:032x} has checksum "
-                f"{found:016x}, {wanted:016x} was put"
+                f"part {part} of the payload of {block} has checksum {is_now:016x} ({checksums.name}), "
+                f"{was_put:016x} was put"
             )
 
 

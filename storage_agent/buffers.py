@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from storage_agent.direct_memory import DirectSpan
+
 
 def fill_buffer(buffer: object, payload: memoryview) -> str:
     """Copy `payload` to the start of `buffer`, or say why that cannot be; nothing is written then."""
-    if not isinstance(buffer, memoryview):
+    if not isinstance(buffer, (memoryview, DirectSpan)):
         return f"the buffer is of type {type(buffer).__name__}; give a memoryview of it"
-    if buffer.readonly or not buffer.c_contiguous:
-        return "the buffer is not writable and contiguous"
     if buffer.nbytes < payload.nbytes:
         return f"the buffer has {buffer.nbytes} bytes, the block {payload.nbytes}"
+    if isinstance(buffer, DirectSpan):
+        buffer.fill(payload)
+        return ""
+    if buffer.readonly or not buffer.c_contiguous:
+        return "the buffer is not writable and contiguous"
     flat = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
     flat[: payload.nbytes] = payload
     return ""

@@ -14,6 +14,7 @@ import msgspec
 from storage_agent.block_header import (
     PAGE_BYTES,
     BlockHeader,
+    PartChecksums,
     check_header,
     check_parts,
     pack_header,
@@ -52,7 +53,7 @@ class _Copy(NamedTuple):
 
     lying: Lying
     header: BlockHeader
-    checksums: tuple[int, ...]
+    checksums: PartChecksums
     payload: bytes
 
 

@@ -22,6 +22,7 @@ from storage_agent.block_header import (
     check_header,
     check_parts,
     checksum,
+    fold_checksums,
     is_sound,
     pack_header,
     page_ceiling,
@@ -206,6 +207,7 @@ def place_block(
     """Lay a block into a window at byte `at`. Hold `exclusive`. Raises `BlockFormatError`."""
     address = window.address + at
     checksums = part_checksums(payload, header.part_bytes)
+    header = header._replace(payload_checksum=fold_checksums(checksums.each))  # its volume may sum by another
     memory[at : at + PAGE_BYTES] = pack_header(header, checksums, place=address, mark=mark)
     memory[at + PAGE_BYTES : at + PAGE_BYTES + payload.nbytes] = payload
     return PlaceWire(header_to_wire(header), address)

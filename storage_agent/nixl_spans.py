@@ -19,6 +19,7 @@ from storage_agent.fifo_lock import FifoLock
 from storage_agent.nixl_loading import keep_for_ever, load_nixl, make_agent
 from storage_agent.nixl_memory import MemoryPlace, MemoryRegion
 
+Operation = Literal["READ", "WRITE"]
 SPANS_MAX = 4096
 """Of one transfer."""
 POSIX: Mapping[str, str] = {"use_aio": "true", "ios_pool_size": str(2 * SPANS_MAX)}
@@ -72,20 +73,21 @@ class NixlSpans:
 
         Raises `TransferError`, after which the file may hold any part of it.
         """
-        self._transfer("WRITE", spans, file_offsets)
+        self.transfer("WRITE", spans, file_offsets)
 
     def read(self, spans: Sequence[MemoryRegion], file_offsets: Sequence[int]) -> None:
         """Read into each span. As `write`."""
-        self._transfer("READ", spans, file_offsets)
+        self.transfer("READ", spans, file_offsets)
 
     def close(self) -> None:
         """Wait for the transfer under way, then let go of memory and file. Idempotent."""
         with self._lock:
             self._agent = None
 
-    def _transfer(
-        self, operation: Literal["READ", "WRITE"], spans: Sequence[MemoryRegion], file_offsets: Sequence[int]
+    def transfer(
+        self, operation: Operation, spans: Sequence[MemoryRegion], file_offsets: Sequence[int]
     ) -> None:
+        """`read` or `write`."""
         self._require_usable(operation, spans, file_offsets)
         kind, device = self._place
         memory = np.array([(span.address, span.size_bytes, device) for span in spans], dtype=np.uint64)

@@ -11,7 +11,15 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from storage_agent.block_header import PAGE_BYTES, BlockHeader, check_header, check_parts, pack_header, part_checksums
+from storage_agent.block_header import (
+    PAGE_BYTES,
+    BlockHeader,
+    PartChecksums,
+    check_header,
+    check_parts,
+    pack_header,
+    part_checksums,
+)
 from storage_agent.chains import chain_order
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import CorruptBlock, TransferError, VolumeError
@@ -46,7 +54,7 @@ class Packed(NamedTuple):
 
     header: BlockHeader
     payload: memoryview
-    checksums: tuple[int, ...]
+    checksums: PartChecksums
     stored_ms: int
 
     @property

@@ -9,13 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import NoneType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from event_plane.schema import Namespace
 from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.direct_memory import DirectSpan
 from storage_agent.shards import BlockLayout, Shard, ShardSpan
+
+Buffer: TypeAlias = memoryview | DirectSpan
+"""Where a get puts a block: a span is written as `StoragePort.get` says."""
 
 
 class BlockKey(NamedTuple):
@@ -54,7 +58,7 @@ _OK = frozenset({Result.HIT, Result.STORED, Result.PRESENT, Result.COPIED, Resul
 _PARTS_OF_BLOCK: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("key", (BlockKey,)),
     ("namespace", (Namespace,)),
-    ("payload", (memoryview,)),
+    ("payload", (memoryview, DirectSpan)),
     ("span", (ShardSpan, NoneType)),
     ("layout", (BlockLayout, NoneType)),
 )
@@ -62,11 +66,14 @@ _PARTS_OF_BLOCK: tuple[tuple[str, tuple[type, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class PutBlock:
-    """One block to write. `payload` is C-contiguous bytes, at most the volume's `block_bytes_max`."""
+    """One block to write. `payload` is C-contiguous bytes, at most the volume's `block_bytes_max`.
+
+    Where it is a span, a volume that can takes it from there, on a GPU too; every other one, by the host's memory.
+    """
 
     key: BlockKey
     namespace: Namespace
-    payload: memoryview
+    payload: memoryview | DirectSpan
     parent_hash: int = 0
     depth: int = 0xFFFF_FFFF
     block_tokens: int = 0
@@ -81,6 +88,12 @@ class PutBlock:
             value = getattr(self, name)
             if not isinstance(value, kinds):
                 raise TypeError(f"PutBlock.{name} is of type {type(value).__name__}; give {kinds[0].__name__}")
+
+    @property
+    def host_payload(self) -> memoryview:
+        """The payload in the host's memory, a copy where it is on a GPU."""
+        payload = self.payload
+        return payload if isinstance(payload, memoryview) else payload.in_host_memory()
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -213,9 +226,12 @@ class StoragePort(AgentPort, Protocol):
         """Write blocks; `stored` means durable and readable."""
 
     def get(
-        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], wanted: Shard | None = None
+        self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], wanted: Shard | None = None
     ) -> list[Outcome]:
         """Read each block from its fastest verified copy into its buffer; anything but `hit` is a miss to recompute.
+
+        A memoryview is written with verified bytes only. A span may hold anything unless the answer is `hit`, and
+        where the reason says that it may be written still, nothing may be kept there until this process ends.
 
         `wanted`: only that worker's slice, whatever the number of workers that put the block. Without it the shards
         come one after another as they were put, which is no whole block.
@@ -259,5 +275,5 @@ class AsyncStoragePort(AsyncAgentPort, Protocol):
     async def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]: ...
 
     async def get(
-        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], wanted: Shard | None = None
+        self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], wanted: Shard | None = None
     ) -> list[Outcome]: ...

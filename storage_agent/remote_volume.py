@@ -184,7 +184,8 @@ class RemoteVolume:
             if refused is not None:
                 outcomes[number] = refused
             else:
-                offered[number] = _header(number, block), block.payload.cast("B")
+                payload = block.host_payload.cast("B")
+                offered[number] = _header(number, block, payload), payload
         numbers = list(offered)
         for start in range(0, len(numbers), BATCH_SLOTS):
             batch = numbers[start : start + BATCH_SLOTS]
@@ -405,9 +406,8 @@ class RemoteVolume:
         return Outcome(key, result, self.descriptor.id, payload_bytes, reason)
 
 
-def _header(slot: int, block: PutBlock) -> BlockHeader:
+def _header(slot: int, block: PutBlock, payload: memoryview) -> BlockHeader:
     """For the way to the owner, which gives it a slot and a generation of its own."""
-    payload = block.payload.cast("B")
     checksums = part_checksums(payload, block.span.shard_bytes if block.span is not None else payload.nbytes)
     return BlockHeader(
         slot=slot,
@@ -417,7 +417,7 @@ def _header(slot: int, block: PutBlock) -> BlockHeader:
         depth=block.depth,
         block_tokens=block.block_tokens,
         payload_bytes=payload.nbytes,
-        payload_checksum=fold_checksums(checksums),
+        payload_checksum=fold_checksums(checksums.each),
         generation=0,
         span=block.span,
         layout=block.layout,

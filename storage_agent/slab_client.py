@@ -44,7 +44,7 @@ from storage_agent.data_wire import (
 from storage_agent.errors import CorruptBlock, ShardError, StorageAgentError, TransferError, VolumeError
 from storage_agent.file_transfer import Extent, FileTransfer
 from storage_agent.leases import BlockFacts
-from storage_agent.port import BlockKey, Outcome, PutBlock, Result
+from storage_agent.port import BlockKey, Buffer, Outcome, PutBlock, Result
 from storage_agent.shards import Shard, ShardSpan, gather
 from storage_agent.slab_file import SlabFile, open_slab_as_client
 from storage_agent.slab_reading import read_slots
@@ -109,7 +109,7 @@ class SlabClient:
         return [_worst(outcomes) for outcomes in found.values()]
 
     def get(
-        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], wanted: Shard | None = None
+        self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], wanted: Shard | None = None
     ) -> list[Outcome]:
         """See `port.StoragePort.get`, of this volume alone. Raises `ValueError` unless each key has a buffer."""
         require_one_each(len(keys), len(buffers))
@@ -329,7 +329,7 @@ class SlabClient:
     def _read(
         self,
         planned: Sequence[tuple[int, SlicedRead]],
-        buffers: Sequence[memoryview],
+        buffers: Sequence[Buffer],
         outcomes: dict[int, Outcome],
         suspects: dict[int, BlockHeader],
     ) -> None:
@@ -381,9 +381,10 @@ def _pieces(number: int, block: PutBlock) -> list[_Piece]:
         block.layout,
     )
     first = span.first if span is not None else 0
-    if not block.payload.c_contiguous or block.payload.nbytes == 0:
-        return [_Piece(number, facts, first, block.payload)]
-    payload = block.payload.cast("B")
+    payload = block.host_payload
+    if not payload.c_contiguous or payload.nbytes == 0:
+        return [_Piece(number, facts, first, payload)]
+    payload = payload.cast("B")
     return [
         _Piece(number, facts, first + index, payload[at : at + size])
         for index, at in enumerate(range(0, payload.nbytes, size))

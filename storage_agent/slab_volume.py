@@ -19,11 +19,13 @@ from storage_agent.block_header import (
     page_ceiling,
 )
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.errors import TransferError
+from storage_agent.direct_memory import DirectSpan
+from storage_agent.errors import CorruptBlock, TransferError
 from storage_agent.file_transfer import DESCRIPTOR_COUNT_MAX
 from storage_agent.inspection import SlotReport
 from storage_agent.kinds import Opening, VolumeKind, slot_kind
 from storage_agent.saved_rows import save_rows
+from storage_agent.slab_direct import SlabDirect
 from storage_agent.slab_file import open_slab, open_slab_read_only, session_of_this_process
 from storage_agent.slab_intents import SlabIntents
 from storage_agent.slab_reading import read_slots
@@ -83,6 +85,7 @@ class SlabStore:
             staging_bytes=self._staged_slots * slot_bytes,
             deadline_s=deadline_s,
         )
+        self._direct = SlabDirect(f"volume {descriptor.id}", self._slab, deadline_s=deadline_s)
 
     @property
     def mode(self) -> str:
@@ -131,6 +134,19 @@ class SlabStore:
     def read(self, reads: Sequence[SlotRead], take: Take) -> None:
         """See `SlotStore.read`."""
         read_slots(self._transfer, self._slab, reads, take)
+
+    def span_fault(self, span: DirectSpan, payload_bytes: int, offset: int = 0) -> str:
+        """See `DirectStore.span_fault`."""
+        return self._direct.fault(span, payload_bytes, offset)
+
+    def write_spans(self, writes: Sequence[SlotWrite], spans: Sequence[DirectSpan]) -> None:
+        """See `DirectStore.write_spans`."""
+        self._direct.write_payloads(writes, spans)
+        self.write_headers(writes)
+
+    def read_spans(self, reads: Sequence[SlotRead], spans: Sequence[DirectSpan]) -> dict[int, CorruptBlock | None]:
+        """See `DirectStore.read_spans`."""
+        return self._direct.read(self._transfer, reads, spans)
 
     def write_headers(self, writes: Sequence[SlotWrite]) -> None:
         """See `LeasableStore.write_headers`."""
@@ -186,6 +202,7 @@ class SlabStore:
         with self._transfer.exclusive(), self._intents_lock:
             self._slab.resize(capacity_blocks)
             self._transfer.resize(self._slab.fd, self._slab.superblock.file_bytes)
+            self._direct.forget()
             self._intents = SlabIntents(self._slab.superblock, None, _draw_mark())
 
     def compact(self) -> int:
@@ -237,6 +254,7 @@ class SlabStore:
         if self._slab.fd < 0:
             return
         self._transfer.close()
+        self._direct.close()
         try:
             if in_order:
                 self._slab.write_session(session_of_this_process(is_open=False, generation_next=generation_next))

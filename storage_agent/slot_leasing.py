@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from storage_agent.block_header import BlockHeader, fold_checksums
+from storage_agent.block_header import BlockHeader, PartChecksums, fold_checksums
 from storage_agent.errors import BlockFormatError, LeaseError
 from storage_agent.leases import Assembly, BlockFacts, LeaseTable, ShardState
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result
@@ -193,7 +193,7 @@ class SlotLeasing:
 
     def _publish(self, whole: Sequence[Assembly]) -> list[Outcome]:
         writes = [
-            SlotWrite(number, _header(assembly), memoryview(b""), assembly.checksums)
+            SlotWrite(number, _header(assembly), memoryview(b""), PartChecksums(assembly.checksums))
             for number, assembly in enumerate(whole)
         ]
         outcomes: dict[int, Outcome] = {}

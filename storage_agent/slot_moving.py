@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from storage_agent.block_header import BlockHeader, part_checksums
+from storage_agent.block_header import BlockHeader
 from storage_agent.chains import chain_order
 from storage_agent.errors import TransferError, VolumeError
 from storage_agent.slot_store import SlotStore, SlotWrite
@@ -80,7 +80,7 @@ def _move(
         if reserved is None:
             continue  # puts took what was free: it stays in its slot
         copy = old._replace(slot=reserved.slot, generation=reserved.generation)
-        writes.append(SlotWrite(number, copy, memoryview(payload), part_checksums(memoryview(payload), old.part_bytes)))
+        writes.append(SlotWrite(number, copy, memoryview(payload)))
         olds.append(old)
     switched: list[BlockHeader] = []
     moved: list[tuple[BlockHeader, BlockHeader]] = []

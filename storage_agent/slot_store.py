@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from storage_agent.block_header import BlockHeader, copy_with_checksums, fold_checksums, part_checksums
+from storage_agent.block_header import (
+    BlockHeader,
+    PartChecksums,
+    copy_with_checksums,
+    fold_checksums,
+    part_checksums,
+)
 from storage_agent.errors import BlockFormatError, CorruptBlock, TransferError
 from storage_agent.slot_classes import SlotClasses
 from storage_agent.slot_rows import SlotRows
@@ -28,7 +34,7 @@ class SlotWrite:
     __slots__ = ("_checksums", "_header", "number", "payload")
 
     def __init__(
-        self, number: int, header: BlockHeader, payload: memoryview, checksums: tuple[int, ...] | None = None
+        self, number: int, header: BlockHeader, payload: memoryview, checksums: PartChecksums | None = None
     ) -> None:
         """With `checksums`, those of `payload`'s parts as `header` has them; without, they are put into the header."""
         self.number = number
@@ -37,21 +43,22 @@ class SlotWrite:
         self._checksums = checksums
 
     @property
-    def checksums(self) -> tuple[int, ...]:
-        """XXH3-64 of each part of the payload (`BlockHeader.parts`)."""
+    def checksums(self) -> PartChecksums:
+        """Of each part of the payload (`BlockHeader.parts`)."""
         if self._checksums is None:
-            return self._note(part_checksums(self.payload, self._header.part_bytes))
+            return self.note_checksums(part_checksums(self.payload, self._header.part_bytes))
         return self._checksums
 
     def copy_payload(self, target: memoryview) -> None:
         """To memory as long as the payload; the checksums are those of the copy, where they were not known."""
         if self._checksums is None:
-            self._note(copy_with_checksums(self.payload, self._header.part_bytes, target))
+            self.note_checksums(copy_with_checksums(self.payload, self._header.part_bytes, target))
         else:
             target[:] = self.payload
 
-    def _note(self, checksums: tuple[int, ...]) -> tuple[int, ...]:
-        self._header = self._header._replace(payload_checksum=fold_checksums(checksums))
+    def note_checksums(self, checksums: PartChecksums) -> PartChecksums:
+        """Those of the payload, by whoever reckoned them."""
+        self._header = self._header._replace(payload_checksum=fold_checksums(checksums.each))
         self._checksums = checksums
         return checksums
 
@@ -59,12 +66,17 @@ class SlotWrite:
     def header(self) -> BlockHeader:
         """What the slot will hold."""
         if self._checksums is None:
-            self._note(part_checksums(self.payload, self._header.part_bytes))
+            self.note_checksums(part_checksums(self.payload, self._header.part_bytes))
         return self._header
 
     @property
     def slot(self) -> int:
         return self._header.slot
+
+    @property
+    def part_bytes(self) -> int:
+        """See `BlockHeader.part_bytes`."""
+        return self._header.part_bytes
 
     @property
     def payload_bytes(self) -> int:

@@ -15,6 +15,7 @@ from storage_agent.errors import BlockFormatError, CorruptBlock, ShardError, Tra
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result, ScrubReport, VolumeStat
 from storage_agent.shards import Shard, Slice, check_layout, check_span, gather
 from storage_agent.sliced_read import plan_read, whole_read
+from storage_agent.slot_direct import DirectStore, SlotDirect
 from storage_agent.slot_leasing import LeasableStore, SlotLeasing
 from storage_agent.slot_moving import settle_into_classes, shrink
 from storage_agent.slot_rows import SlotRows
@@ -24,6 +25,8 @@ from storage_agent.volume import Accept, Announce, ReadResult
 
 WriteFault = TransferError | BlockFormatError | CorruptBlock
 WriteAll = Callable[[Sequence[SlotWrite]], None]
+PayloadOf = Callable[[PutBlock], memoryview]
+"""The bytes that go through the host's memory, of format `B`; called before a slot is taken."""
 
 
 class SlotVolume:
@@ -64,6 +67,8 @@ class SlotVolume:
             self._table = SlotTable(*recovered)
             self.leasing = self._lease_slots()
             """Puts by other processes; None where the medium is out of their reach."""
+            self.direct = self._go_direct()
+            """Puts and gets of spans; None where they go through the host's memory always."""
             if self._table.capacity != descriptor.capacity_blocks:
                 self.resize(descriptor.capacity_blocks)
         except OSError as error:
@@ -87,6 +92,27 @@ class SlotVolume:
             store,
             refuse=self._refuse_put,
             finish=lambda writes: self._write_and_serve(writes, store.write_headers, read_back=True),
+        )
+
+    def _go_direct(self) -> SlotDirect | None:
+        store = self._store
+        if not isinstance(store, DirectStore):
+            return None
+
+        def put_batch(blocks: Sequence[PutBlock], write_all: WriteAll) -> list[Outcome]:
+            outcomes = self._put_batch(blocks, write_all, _nothing_in_host, read_back=False)
+            self._keep_up_if_due()
+            return outcomes
+
+        return SlotDirect(
+            self.descriptor.id,
+            self._table,
+            self._unpinned,
+            store,
+            put_batch=put_batch,
+            free_corrupt=self._free_corrupt,
+            degrade=self._degrade,
+            count_read=self._count_read,
         )
 
     def live_headers(self) -> list[BlockHeader]:
@@ -132,7 +158,8 @@ class SlotVolume:
         """See `Volume.put`."""
         outcomes: list[Outcome] = []
         for start in range(0, len(blocks), self.batch_slots):
-            outcomes += self._put_batch(blocks[start : start + self.batch_slots], read_back)
+            batch = blocks[start : start + self.batch_slots]
+            outcomes += self._put_batch(batch, self._store.write, _bytes_in_host, read_back)
             self._keep_up_if_due()
         return outcomes
 
@@ -242,14 +269,16 @@ class SlotVolume:
 
     # Put
 
-    def _put_batch(self, blocks: Sequence[PutBlock], read_back: bool) -> list[Outcome]:
+    def _put_batch(
+        self, blocks: Sequence[PutBlock], write_all: WriteAll, payload_of: PayloadOf, read_back: bool
+    ) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         writes: list[SlotWrite] = []
         try:
             for index, block in enumerate(blocks):
                 refused = self._refuse_put(block, block.payload.nbytes)
                 if refused is None:
-                    write = self._reserve(index, block)
+                    write = self._reserve(index, block, payload_of(block))
                     if isinstance(write, SlotWrite):
                         writes.append(write)
                         continue
@@ -260,7 +289,7 @@ class SlotVolume:
                 for write in writes:
                     self._table.abandon(write.header.slot)
             raise
-        outcomes |= self._write_and_serve(writes, self._store.write, read_back)
+        outcomes |= self._write_and_serve(writes, write_all, read_back)
         return [outcomes[index] for index in range(len(blocks))]
 
     def _write_and_serve(self, writes: Sequence[SlotWrite], write_all: WriteAll, read_back: bool) -> dict[int, Outcome]:
@@ -315,17 +344,17 @@ class SlotVolume:
                 reason = str(error)
         return self._outcome(block.key, Result.FAILED, reason=reason) if reason else None
 
-    def _reserve(self, index: int, block: PutBlock) -> SlotWrite | Outcome:
-        payload = block.payload.cast("B")
+    def _reserve(self, index: int, block: PutBlock, payload: memoryview) -> SlotWrite | Outcome:
+        payload_bytes = block.payload.nbytes
         try:
             with self._table_lock:
-                reserved = self._table.reserve(block.key, payload.nbytes)
+                reserved = self._table.reserve(block.key, payload_bytes)
         except BlockFormatError as error:
             return self._outcome(block.key, Result.FAILED, reason=str(error))
         if reserved is Refusal.PRESENT:
-            return self._outcome(block.key, Result.PRESENT, payload.nbytes)
+            return self._outcome(block.key, Result.PRESENT, payload_bytes)
         if reserved is Refusal.FULL:
-            which = f"slots for {payload.nbytes} bytes" if self._table.classes else f"{self._table.capacity} slots"
+            which = f"slots for {payload_bytes} bytes" if self._table.classes else f"{self._table.capacity} slots"
             reason = f"all {which} are taken; free some first"
             return self._outcome(block.key, Result.FULL, reason=reason)
         if isinstance(reserved, Refusal):
@@ -337,7 +366,7 @@ class SlotVolume:
             block.parent_hash,
             block.depth,
             block.block_tokens,
-            payload.nbytes,
+            payload_bytes,
             0,  # the write reckons its checksum
             reserved.generation,
             block.span,
@@ -453,9 +482,9 @@ class SlotVolume:
                 self._table.unpin([header.slot for _, header in pinned])
                 self._unpinned.notify_all()
         self._free_corrupt(corrupt)
-        with self._table_lock:
-            self._read_bytes_total += sum([r.outcome.payload_bytes for r in results.values() if r.header is not None])
-            self._read_seconds_total += time.monotonic() - started
+        self._count_read(
+            sum([r.outcome.payload_bytes for r in results.values() if r.header is not None]), time.monotonic() - started
+        )
         for number, result in results.items():
             answers[places[number]] = result
         missing = f"{volume!r} does not hold it"
@@ -463,6 +492,11 @@ class SlotVolume:
             answers.get(number) or ReadResult(self._outcome(key, Result.MISS, reason=missing))
             for number, key in enumerate(keys)
         ]
+
+    def _count_read(self, payload_bytes: int, seconds: float) -> None:
+        with self._table_lock:
+            self._read_bytes_total += payload_bytes
+            self._read_seconds_total += seconds
 
     def _free_corrupt(self, headers: list[BlockHeader]) -> None:
         if not headers:
@@ -536,3 +570,11 @@ class SlotVolume:
 
     def _outcome(self, key: BlockKey, result: Result, payload_bytes: int = 0, reason: str = "") -> Outcome:
         return Outcome(key, result, self.descriptor.id, payload_bytes, reason)
+
+
+def _bytes_in_host(block: PutBlock) -> memoryview:
+    return block.host_payload.cast("B")
+
+
+def _nothing_in_host(block: PutBlock) -> memoryview:
+    return memoryview(b"")

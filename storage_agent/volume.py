@@ -22,10 +22,14 @@ Accept = Callable[[int, BlockHeader, memoryview], str]
 
 
 class ReadResult(NamedTuple):
-    """`header` is what the slot held, where the block was read."""
+    """`header` is what the slot held, where the block was read.
+
+    `in_doubt`: the memory that it was read into may be written still, so nothing else may be read into it.
+    """
 
     outcome: Outcome
     header: BlockHeader | None = None
+    in_doubt: bool = False
 
 
 class Volume(Protocol):

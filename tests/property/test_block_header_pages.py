@@ -14,6 +14,7 @@ from storage_agent.block_header import (
     PAGE_BYTES,
     ZERO_PAGE,
     BlockHeader,
+    PartChecksums,
     check_header,
     check_parts,
     checksum,
@@ -51,14 +52,14 @@ payloads = st.binary(min_size=1, max_size=300)
 bits = st.integers(0, PAGE_BYTES * 8 - 1)
 
 
-def header_of(payload: bytes, span: ShardSpan | None, **facts: Any) -> tuple[BlockHeader, tuple[int, ...], bytes]:
+def header_of(payload: bytes, span: ShardSpan | None, **facts: Any) -> tuple[BlockHeader, PartChecksums, bytes]:
     if span is not None:
         payload = payload[: max(1, len(payload) // span.shard_bytes) * span.shard_bytes].ljust(span.shard_bytes, b"x")
     checksums = part_checksums(memoryview(payload), span.shard_bytes if span is not None else len(payload))
     header = BlockHeader(
         slot=facts.pop("slot", 3),
         payload_bytes=len(payload),
-        payload_checksum=fold_checksums(checksums),
+        payload_checksum=fold_checksums(checksums.each),
         span=span,
         **facts,
     )
@@ -144,7 +145,7 @@ def test_a_whole_header_of_something_else_is_no_hit() -> None:
 
 def test_a_header_with_checksums_of_another_payload_is_no_hit() -> None:
     header, _, _ = header_of(b"abc", None, **PLAIN)
-    page = pack_header(header, (1234,), place=3, mark=8)
+    page = pack_header(header, PartChecksums((1234,)), place=3, mark=8)
     with pytest.raises(CorruptBlock, match="checksums are not those"):
         check_header(page, header, place=3, mark=8)
 
@@ -167,5 +168,5 @@ def test_a_copy_is_the_payload_with_the_checksums_of_its_parts(part_bytes: int, 
     payload = memoryview(Random(part_bytes + parts).randbytes(part_bytes * parts))
     target = bytearray(payload.nbytes)
     found = copy_with_checksums(payload, part_bytes, memoryview(target))
-    assert found == tuple(checksum(payload[n * part_bytes : (n + 1) * part_bytes]) for n in range(parts))
+    assert found == PartChecksums(tuple(checksum(payload[n * part_bytes : (n + 1) * part_bytes]) for n in range(parts)))
     assert target == payload
