@@ -51,9 +51,10 @@ class AsyncKvBlockManager:
         targets: Sequence[MutableBlock] | None = None,
         *,
         budget_ms: float | None = None,
+        priority: int = 0,
     ) -> Onboarded:
         """See `KvBlockManager.onboard`."""
-        future = self.manager.onboard_soon(blocks, targets, budget_ms=budget_ms)
+        future = self.manager.onboard_soon(blocks, targets, budget_ms=budget_ms, priority=priority)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:

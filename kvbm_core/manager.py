@@ -184,13 +184,15 @@ class KvBlockManager:
         targets: Sequence[MutableBlock] | None = None,
         *,
         budget_ms: float | None = None,
+        priority: int = 0,
     ) -> Onboarded:
         """Get the leading blocks onto the device from wherever they are. What is missing must be computed.
 
         `targets`: one empty device block for each to be written. `budget_ms`: the longest that the caller waits;
-        None: `onboard_budget_ms` of the configuration. Raises `ManagerClosedError`.
+        None: `onboard_budget_ms` of the configuration. `priority`: lower goes first where requests wait for one path.
+        Raises `ManagerClosedError`, and `ValueError` for another number of targets.
         """
-        return self._transfers.wait_for(self.onboard_soon(blocks, targets, budget_ms=budget_ms))
+        return self._transfers.wait_for(self.onboard_soon(blocks, targets, budget_ms=budget_ms, priority=priority))
 
     def onboard_soon(
         self,
@@ -198,9 +200,10 @@ class KvBlockManager:
         targets: Sequence[MutableBlock] | None = None,
         *,
         budget_ms: float | None = None,
+        priority: int = 0,
     ) -> concurrent.futures.Future[Onboarded]:
         """`onboard` that goes on meanwhile. Cancelling the future gives the blocks up; their guards go back."""
-        work = self._onboarder.onboard(blocks, targets, self._budget_s(budget_ms))
+        work = self._onboarder.onboard(blocks, targets, self._budget_s(budget_ms), priority)
         return self._transfers.submit(work, Onboarded.release)
 
     def estimate(self, blocks: Sequence[BlockIdentity], *, budget_ms: float | None = None) -> LoadPlan:

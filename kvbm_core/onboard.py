@@ -83,8 +83,9 @@ class _Place:
 class _Loads:
     """One call's moves, which end together as soon as one of them falls short."""
 
-    def __init__(self, account: RequestAccount, ends_s: float) -> None:
+    def __init__(self, account: RequestAccount, ends_s: float, priority: int) -> None:
         self.chain = next(_chains)
+        self.priority = priority
         self.account = account
         self.ends_s = ends_s
         self.given_up = asyncio.Event()
@@ -131,11 +132,13 @@ class Onboarder:
         identities: Sequence[BlockIdentity],
         targets: Sequence[MutableBlock] | None = None,
         budget_s: float = inf,
+        priority: int = 0,
     ) -> Onboarded:
         """Bring in the leading `identities` that can be had in time; the caller releases the guards.
 
         `targets`: one reset device block for each, written in their order; those not needed come back. One that a
-        load in doubt may still write does not. Raises `ValueError` for too few.
+        load in doubt may still write does not. `priority`: lower goes first where requests wait for one path. Raises
+        `ValueError` for another number of targets.
         """
         if targets is not None and len(targets) != len(identities):
             raise ValueError(f"{len(targets)} targets for {len(identities)} blocks: give one for each")
@@ -144,7 +147,7 @@ class Onboarder:
             tokens_asked=len(identities) * self._config.page_tokens,
             bytes_asked=len(identities) * self._config.block_bytes,
         )
-        loads = _Loads(account, self._transfers.now_s() + budget_s)
+        loads = _Loads(account, self._transfers.now_s() + budget_s, priority)
         places = self._locate(identities)
         if targets is not None:
             for place, target in zip(places, targets, strict=True):
@@ -304,7 +307,8 @@ class Onboarder:
     ) -> list[BlockOutcome]:
         started_s = self._transfers.now_s()
         due_s = min(loads.ends_s, started_s + self._config.limits_of(path).deadline_s)
-        outcomes = await loads.wait(self._transfers.start(path, transfers, deadline_s=due_s))
+        move = self._transfers.start(path, transfers, priority=loads.priority, deadline_s=due_s)
+        outcomes = await loads.wait(move)
         moved = sum(outcome.ok for outcome in outcomes)
         if moved:
             loads.account.moved(path, moved * self._config.block_bytes, self._transfers.now_s() - started_s)

@@ -404,3 +404,22 @@ def test_targets_of_a_cancelled_load_go_back_to_the_pool_once_nothing_can_write_
             # Two may still be written; four were not begun.
             until("targets are lost", lambda: room.manager.occupancy().device.active == 2)
         until("targets are lost", lambda: room.manager.occupancy().device.active == 0)
+
+
+def test_among_waiting_requests_the_one_of_lower_priority_goes_first() -> None:
+    limits = {TransferPath.DISK_TO_DEVICE: PathLimits(concurrency=1)}
+    with closing(CoreRoom(disk=DISK, transfers=limits, transfer_blocks=1)) as room:
+        wanted = on_disk(room, 3)
+        gets: list[int] = []
+        with room.agent.held():
+            forget_calls(room)
+            first = room.manager.onboard_soon(wanted[:1])
+            assert room.agent.came.acquire(timeout=PATIENCE_S)
+            others = [room.manager.onboard_soon([wanted[n]], priority=priority) for n, priority in ((1, 5), (2, -5))]
+            until("they do not wait", lambda: room.manager.queues()[TransferPath.DISK_TO_DEVICE].queued == 2)
+            others[0].add_done_callback(lambda _: gets.append(1))
+            others[1].add_done_callback(lambda _: gets.append(2))
+        for each in (first, *others):
+            release(each.result().blocks)
+        until("not both have ended", lambda: len(gets) == 2)
+        assert gets == [2, 1]
