@@ -23,8 +23,7 @@ from kvbm_core.pool import BlockPool
 from kvbm_core.sequence import TokenBlockSequence
 from storage_agent.agent import StorageAgent
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.port import BlockKey, Outcome, PutBlock
-from storage_agent.shards import Shard
+from storage_agent.port import Outcome
 
 DISK = TierVolumes(volumes=("disk",), retention_s=60.0)
 REMOTE = TierVolumes(volumes=("far",), retention_s=60.0)
@@ -60,15 +59,13 @@ class HeldAgent(StorageAgent):
         finally:
             self.may_go.set()
 
-    def get(
-        self, keys: Sequence[BlockKey], buffers: Sequence[memoryview], wanted: Shard | None = None
-    ) -> list[Outcome]:
+    def get(self, *asked: Any, **named: Any) -> list[Outcome]:
         self._wait()
-        return super().get(keys, buffers, wanted)
+        return super().get(*asked, **named)
 
-    def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]:
+    def put(self, *asked: Any, **named: Any) -> list[Outcome]:
         self._wait()
-        return super().put(volume, blocks)
+        return super().put(*asked, **named)
 
     def _wait(self) -> None:
         self.came.release()
