@@ -81,12 +81,12 @@ class SlabVolumeMachine(RuleBasedStateMachine):
             return ""
 
         read = self.volume.read([key(number) for number in batch], accept)
-        for number, (outcome, _) in zip(batch, read, strict=True):
+        for number, answer in zip(batch, read, strict=True):
             if number in self.damaged:
-                assert outcome.result is Result.CORRUPT
+                assert answer.outcome.result is Result.CORRUPT
                 self.forget(number)
             else:
-                assert outcome.result is (Result.HIT if number in self.model else Result.MISS)
+                assert answer.outcome.result is (Result.HIT if number in self.model else Result.MISS)
         assert taken == {number: self.model[number] for number in batch if number in self.model}
 
     @rule(batch=batches)
