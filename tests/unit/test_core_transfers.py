@@ -63,8 +63,10 @@ def on_disk(room: CoreRoom, blocks: int, first_token: int = 0) -> list[BlockIden
 
 def test_a_load_that_hangs_is_a_miss_within_its_budget_and_its_blocks_are_kept_apart(room: CoreRoom) -> None:
     wanted = on_disk(room, 3)
+    forget_calls(room)
     with room.agent.held():
         found = room.manager.onboard(wanted, budget_ms=20.0)
+        assert room.agent.came.acquire(timeout=PATIENCE_S)
         assert found.blocks == []
         assert found.ended == "deadline"
         assert room.manager.queues()[TransferPath.DISK_TO_DEVICE].in_doubt == 3
@@ -247,7 +249,7 @@ def test_layers_are_stored_as_the_model_finishes_them(room: CoreRoom) -> None:
 
 
 def test_blocks_whose_layers_did_not_get_through_wait_for_offload_as_others_do() -> None:
-    limits = {TransferPath.DEVICE_TO_HOST: PathLimits(deadline_s=0.05)}
+    limits = {TransferPath.DEVICE_TO_HOST: PathLimits(deadline_s=0.5)}
     with closing(CoreRoom(disk=DISK, transfers=limits)) as room:
         wanted = room.sequence(2)
         places = room.manager.allocate(2).blocks
