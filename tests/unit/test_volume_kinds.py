@@ -24,6 +24,21 @@ def test_kinds_are_found_by_name_and_an_unknown_one_is_told_which_there_are() ->
         kind_named("tape", "v")
 
 
+def test_a_kind_that_is_installed_while_the_agent_runs_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(VolumeError, match="'punched-cards' is not known"):
+        kind_named("punched-cards", "v")
+    package = tmp_path / "cards-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: cards\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        "[kvadvisor.volumes]\npunched-cards = storage_agent.memory_volume:KIND\n"
+    )
+    assert kind_named("punched-cards", "v") is kind_named("memory", "v")
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
