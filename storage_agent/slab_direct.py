@@ -44,8 +44,8 @@ class SlabDirect:
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._fd = -1
-        """Of our own, so that it outlasts the slab's where a transfer is in doubt; without the slab's locks."""
-        self._is_in_doubt = False
+        """A second one of the same open file, from the first transfer on."""
+        self._may_close = True
         # A memory that nobody has any more goes from here, and NIXL lets go of it, before it is freed.
         self._ways: weakref.WeakKeyDictionary[DirectMemory, NixlSpans | str] = weakref.WeakKeyDictionary()
         """By memory: what moves its bytes, or why nothing does."""
@@ -109,10 +109,15 @@ class SlabDirect:
                 way.close()
 
     def close(self) -> None:
-        """Let go of everything but what a late device may use still. Idempotent."""
+        """Let go of everything but what a late device may use still. Idempotent.
+
+        While bytes may still come the file stays locked, so that nobody opens the slab and has them in its slots: the
+        kernel has the requests of the POSIX backend, and with them the file. Other backends have threads that may begin
+        some at any time, so the descriptor stays open, and the slab cannot be opened until this process ends.
+        """
         self.forget()
         with self._lock:
-            if self._fd >= 0 and not self._is_in_doubt:
+            if self._fd >= 0 and self._may_close:
                 os.close(self._fd)
             self._fd = -1
 
@@ -153,7 +158,7 @@ class SlabDirect:
                     return gpu_direct.said()  # not kept: it may be proven in a moment
             try:
                 if self._fd < 0:
-                    self._fd = _open_again(self._slab)
+                    self._fd = os.dup(self._slab.fd)
                 way = NixlSpans(
                     self._name,
                     backend,
@@ -163,7 +168,7 @@ class SlabDirect:
                     self._slab.superblock.file_bytes,
                     deadline_s=self._deadline_s,
                 )
-            except TransferError as error:
+            except (TransferError, OSError) as error:
                 way = str(error)
                 _log.warning("%s: %s goes through the host's memory: %s", self._name, memory.kind, error)
             self._ways[memory] = way
@@ -191,15 +196,6 @@ class SlabDirect:
                 if error.in_doubt:
                     keep_for_ever(memory)  # freed, it would be another's by the time the device writes there
                     with self._lock:
-                        self._is_in_doubt = True
+                        self._may_close &= memory.kind == "DRAM"
                         self._ways[memory] = str(error)
                 raise
-
-
-def _open_again(slab: SlabFile) -> int:
-    """Raises `TransferError`."""
-    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if slab.mode == "O_DIRECT" else 0)
-    try:
-        return os.open(f"/proc/self/fd/{slab.fd}", flags)
-    except OSError as error:
-        raise TransferError(f"{slab.path} cannot be opened a second time: {error.strerror}") from error

@@ -6,6 +6,7 @@ some of them: all (the process was killed), or those that a sync made last and a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
+from storage_agent.nixl_spans import NixlSpans
 from storage_agent.nixl_transfer import NixlTransfer
 
 SECTOR_BYTES = 512
@@ -58,7 +60,20 @@ class DiskShim:
                     # In order, and each written before the next is thought of: stopped here, those before are there.
                     shim._pwrite(fd, this._memory[staged : staged + length], at, aligned=True)
 
-        with patch.multiple(os, **replaced), patch.object(NixlTransfer, "_transfer_together", transfer_together):
+        spans_transfer = NixlSpans.transfer
+
+        def transfer(this: Any, operation: str, spans: Any, file_offsets: Any) -> None:
+            if operation != "WRITE":
+                spans_transfer(this, operation, spans, file_offsets)
+                return
+            for span, at in zip(spans, file_offsets, strict=True):
+                shim._pwrite(this._fd, ctypes.string_at(span.address, span.size_bytes), at, aligned=True)
+
+        with (
+            patch.multiple(os, **replaced),
+            patch.object(NixlTransfer, "_transfer_together", transfer_together),
+            patch.object(NixlSpans, "transfer", transfer),
+        ):
             yield
 
     def _inside(self, path: Any) -> str | None:

@@ -14,13 +14,16 @@ from pathlib import Path
 from event_plane.schema import Namespace
 from storage_agent.agent import StorageAgent
 from storage_agent.descriptor import OptionValue, VolumeDescriptor
+from storage_agent.direct_memory import DirectMemory, DirectSpan
 from storage_agent.port import BlockKey, PutBlock, Result
 from tests.disk_shim import Change, DiskShim
 
 NAMESPACE = Namespace(tenant="crash")
 BLOCK_BYTES = 6000
 KINDS = ("slab", "slab-classes", "directory")
-"""`slab-classes` is a slab that keeps its slots, of two sizes, and is not resized."""
+"""`slab-classes` is a slab that keeps its slots, of two sizes, and is not resized. On `slab` some are put directly."""
+DIRECT = range(30, 40)
+"""Blocks of one page, which a slab takes from where they lie."""
 CAPACITIES = {"first": 12, "second": 8}
 KILLED = 86
 
@@ -32,7 +35,7 @@ def key(number: int) -> BlockKey:
 
 
 def payload(number: int) -> bytes:
-    size = BLOCK_BYTES - 500 * (number % 3)
+    size = 4096 if number in DIRECT else BLOCK_BYTES - 500 * (number % 3)
     return (b"%06d" % number * (size // 6 + 1))[:size]
 
 
@@ -66,7 +69,7 @@ def live(folder: Path, kind: str, say: Say) -> None:
 
     def put(*numbers: int) -> None:
         say(f"putting {_list(numbers)}")
-        blocks = [PutBlock(key(n), NAMESPACE, memoryview(payload(n)), max(0, n - 1), n) for n in numbers]
+        blocks = [PutBlock(key(n), NAMESPACE, payload_to_put(n), max(0, n - 1), n) for n in numbers]
         outcomes = agent.put("first", blocks)
         assert {outcome.result for outcome in outcomes} == {Result.STORED}, outcomes
         say(f"put {_list(numbers)}")
@@ -87,13 +90,16 @@ def live(folder: Path, kind: str, say: Say) -> None:
     say("open")
     put(0, 1, 2, 3, 4)
     put(5)
-    delete(1, 2)
-    outcomes = agent.move("", [key(n) for n in (0, 3)], "first", "second", keep=False).outcomes
+    direct = [30, 31, 32] if kind == "slab" else []
+    if direct:
+        put(*direct)
+    delete(1, 2, *direct[:1])
+    outcomes = agent.move("", [key(n) for n in (0, 3, *direct[1:2])], "first", "second", keep=False).outcomes
     assert {outcome.result for outcome in outcomes} == {Result.COPIED}, outcomes
     agent.move("", [key(5)], "first", "second", keep=True)
     resize(16)
     put(10, 11, 12, 13, 14, 15)
-    delete(10, 11, 12)
+    delete(10, 11, 12, *(13 for _ in direct[2:]))
     delete(3, volume="second")
     agent.compact("", "first")
     resize(7)
@@ -106,6 +112,18 @@ def live(folder: Path, kind: str, say: Say) -> None:
     put(21)
     agent.close()
     say("closed")
+
+
+def payload_to_put(number: int) -> memoryview | DirectSpan:
+    """At a page boundary in memory that a slab writes from, where it is for that."""
+    if number not in DIRECT:
+        return memoryview(payload(number))
+    import torch  # here, for it takes seconds, which most of those that are killed do not need
+
+    room = torch.zeros(2 * len(payload(number)), dtype=torch.uint8)
+    span = DirectMemory(room).span(-room.data_ptr() % 4096, len(payload(number)))
+    span.fill(memoryview(payload(number)))
+    return span
 
 
 def _list(numbers: Sequence[int]) -> str:
