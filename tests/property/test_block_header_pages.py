@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from storage_agent.block_header import (
     PAGE_BYTES,
     ZERO_PAGE,
     BlockHeader,
+    ChecksumName,
     PartChecksums,
     check_header,
     check_parts,
@@ -23,9 +25,11 @@ from storage_agent.block_header import (
     pack_header,
     pack_key,
     part_checksums,
+    seal,
     unpack_header,
 )
 from storage_agent.errors import BlockFormatError, CorruptBlock
+from storage_agent.nh64_sums import nh64_of_bytes, nh64_of_tensors
 from storage_agent.port import BlockKey
 from storage_agent.shards import Axis, BlockLayout, ShardSpan
 from storage_agent.slot_rows import KEY_BYTES, SlotRows
@@ -170,3 +174,49 @@ def test_a_copy_is_the_payload_with_the_checksums_of_its_parts(part_bytes: int, 
     found = copy_with_checksums(payload, part_bytes, memoryview(target))
     assert found == PartChecksums(tuple(checksum(payload[n * part_bytes : (n + 1) * part_bytes]) for n in range(parts)))
     assert target == payload
+
+
+@settings(max_examples=60, deadline=None)
+@given(payloads, st.none() | spans, facts, st.integers(0))
+def test_parts_are_checked_by_the_checksum_that_their_page_names(
+    payload: bytes, span: ShardSpan | None, facts: dict[str, Any], bit: int
+) -> None:
+    header, _, whole = header_of(payload, span, **facts)
+    size = header.part_bytes
+    parts = [whole[at : at + size] for at in range(0, len(whole), size)]
+    sums = PartChecksums(tuple(nh64_of_bytes(part) for part in parts), ChecksumName.NH64)
+    header = header._replace(payload_checksum=fold_checksums(sums.each))
+    page = pack_header(header, sums, place=1, mark=2)
+    assert check_header(page, header, place=1, mark=2) == sums
+    check_parts(memoryview(whole), header, sums)
+    damaged = bytearray(whole)
+    damaged[bit // 8 % len(whole)] ^= 1 << bit % 8
+    with pytest.raises(CorruptBlock, match="nh64"):
+        check_parts(memoryview(damaged), header, sums)
+    with pytest.raises(CorruptBlock, match="xxh3"):
+        check_parts(memoryview(whole), header, sums._replace(name=ChecksumName.XXH3))
+    tensor = torch.frombuffer(bytearray(whole), dtype=torch.uint8).view(-1, size)
+    assert nh64_of_tensors([tensor, tensor[:1]]) == [sums.each, sums.each[:1]]
+
+
+def test_a_page_written_before_there_was_a_choice_of_checksums_names_xxh3() -> None:
+    header, checksums, _ = header_of(b"abc", None, **PLAIN)
+    page = pack_header(header, checksums, place=3, mark=8)
+    assert page[12:16] == bytes([header.key.group, 0, 0, 0]), "the three bytes were zeros, and reserved"
+    assert unpack_header(page, header.slot, place=3, mark=8) == (header, checksums)
+    assert checksums.name is ChecksumName.XXH3
+
+
+def test_a_checksum_that_is_not_known_here_is_named_and_the_block_is_no_hit() -> None:
+    header, checksums, _ = header_of(b"abc", None, **PLAIN)
+    body = bytearray(pack_header(header, checksums, place=3, mark=8)[:-8])
+    body[13] = 2
+    said = "the header at 3 names checksum 2; known are 0 to 1: read it with the version that wrote it"
+    with pytest.raises(CorruptBlock, match=said):
+        check_header(seal(bytes(body)), header, place=3, mark=8)
+
+
+def test_a_header_with_fewer_checksums_than_parts_is_no_hit() -> None:
+    header, checksums, whole = header_of(b"abcdef", ShardSpan(2, 0, 3), **PLAIN)
+    with pytest.raises(CorruptBlock, match="has 2 checksums, too few for its parts"):
+        check_parts(memoryview(whole), header, PartChecksums(checksums.each[:2]))
