@@ -3,8 +3,8 @@
     python examples/three_tiers.py
 
 Other documents push its tail out of a small device and a small host; a request for all of it then finds two blocks on
-the device, two in the host and two on a volume. No column is called "cache hit": where a block was, what was moved for it
-and how long that took are different questions.
+the device, two in the host and two on a volume. No column is called "cache hit": where a block was, what was moved for
+it and how long that took are different questions.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue.next_deadline_s() == min(deadlines, default=inf)
 
 
-QueueMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+QueueMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=35, deadline=None)
 TestTransferQueue = QueueMachine.TestCase
 
 

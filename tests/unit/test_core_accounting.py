@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import ceil, inf
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from event_plane.schema import Tier
@@ -25,6 +25,7 @@ accounts = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(st.lists(accounts, max_size=5))
 def test_totals_are_the_sums_of_the_requests_columns(parts: list[RequestAccount]) -> None:
     kept = Accounts()
@@ -43,6 +44,7 @@ def test_totals_are_the_sums_of_the_requests_columns(parts: list[RequestAccount]
         assert total.load_seconds.get(path, 0.0) == sum(part.load_seconds.get(path, 0.0) for part in parts)
 
 
+@settings(max_examples=50)
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=60), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
 def test_a_quantile_bounds_the_measured_one_within_a_factor_of_two(seconds: list[float], share: float) -> None:
     latency = Latency()

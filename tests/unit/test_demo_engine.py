@@ -25,6 +25,7 @@ from advisor.demo_workload import Request, Workload, trace_requests
 from kvbm_core.config import KvbmConfig
 from kvbm_core.pattern import expected_bytes
 from kvbm_core.sequence import TokenBlockSequence
+from kvbm_core.torch_threads import one_torch_thread
 from storage_agent.config import load_settings
 
 
@@ -48,7 +49,8 @@ class Room:
 
 @pytest.fixture
 def room(tmp_path: Path) -> Iterator[Room]:
-    with ExitStack() as closing:
+    # As in the engine's process: teams of threads wait for each other wherever something else runs too.
+    with one_torch_thread(), ExitStack() as closing:
         yield Room(tmp_path, closing)
 
 
