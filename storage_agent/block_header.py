@@ -44,7 +44,8 @@ class ChecksumName(StrEnum):
     NH64 = "nh64"
 
 
-_CHECKSUM_NAMES = (ChecksumName.XXH3, ChecksumName.NH64)
+_NH64 = ChecksumName.NH64
+_CHECKSUM_NAMES = (ChecksumName.XXH3, _NH64)
 """By the number in a header; 0 in all that were written before there was a choice."""
 
 
@@ -230,15 +231,20 @@ def check_header(page: bytes, expected: BlockHeader, *, place: int, mark: int) -
 
 def check_parts(payload: memoryview, expected: BlockHeader, checksums: PartChecksums, first_part: int = 0) -> None:
     """Raises `CorruptBlock` unless `payload`, whole parts from `first_part`, has these checksums."""
-    size = expected.part_bytes
-    sum_of = checksum if checksums.name is ChecksumName.XXH3 else nh64_of_bytes
-    found = [sum_of(payload[part * size : (part + 1) * size]) for part in range(payload.nbytes // size)]
+    size, payload_bytes = expected.part_bytes, payload.nbytes
+    sum_of = nh64_of_bytes if checksums.name is _NH64 else checksum
+    if payload_bytes == size:
+        found = [sum_of(payload)]
+    else:
+        found = [sum_of(payload[at : at + size]) for at in range(0, payload_bytes // size * size, size)]
     compare_parts(found, expected, checksums, first_part)
 
 
 def compare_parts(found: Sequence[int], expected: BlockHeader, checksums: PartChecksums, first_part: int = 0) -> None:
     """Raises `CorruptBlock` unless `found`, of parts from `first_part` on, are the checksums that were put."""
     wanted = checksums.each[first_part : first_part + len(found)]
+    if wanted == tuple(found):
+        return
     block = f"block {expected.key.sequence_hash:032x}"
     if len(wanted) < len(found):
         raise CorruptBlock(f"the header of {block} has {len(checksums.each)} checksums, too few for its parts")
