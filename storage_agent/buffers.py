@@ -12,7 +12,10 @@ def fill_buffer(buffer: object, payload: memoryview) -> str:
     if buffer.nbytes < payload.nbytes:
         return f"the buffer has {buffer.nbytes} bytes, the block {payload.nbytes}"
     if isinstance(buffer, DirectSpan):
-        buffer.fill(payload)
+        try:
+            buffer.fill(payload)
+        except RuntimeError as error:  # of CUDA's: it is over with that GPU, and not with the volume
+            return f"the device does not take the bytes: {error}"
         return ""
     if buffer.readonly or not buffer.c_contiguous:
         return "the buffer is not writable and contiguous"

@@ -111,9 +111,9 @@ class SlabDirect:
     def close(self) -> None:
         """Let go of everything but what a late device may use still. Idempotent.
 
-        While bytes may still come the file stays locked, so that nobody opens the slab and has them in its slots: the
-        kernel has the requests of the POSIX backend, and with them the file. Other backends have threads that may begin
-        some at any time, so the descriptor stays open, and the slab cannot be opened until this process ends.
+        While late writes may still come the file stays locked, so that nobody opens the slab and has them in its slots.
+        The kernel has the requests of the POSIX backend, and with them the file. Other backends have threads that may
+        begin some at any time: the descriptor stays open, and the slab cannot be opened until this process ends.
         """
         self.forget()
         with self._lock:
@@ -196,6 +196,6 @@ class SlabDirect:
                 if error.in_doubt:
                     keep_for_ever(memory)  # freed, it would be another's by the time the device writes there
                     with self._lock:
-                        self._may_close &= memory.kind == "DRAM"
+                        self._may_close &= operation == "READ" or memory.kind == "DRAM"
                         self._ways[memory] = str(error)
                 raise

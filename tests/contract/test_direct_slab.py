@@ -521,7 +521,7 @@ def test_a_late_put_fails_and_its_slots_are_held_back_until_the_volume_is_opened
     assert (fresh.blocks, fresh.slots_free) == (LATE_BLOCKS - 100, 108)
 
 
-def test_a_gpus_late_transfer_keeps_the_slab_closed_until_the_process_ends(
+def test_a_gpus_late_write_keeps_the_slab_closed_until_the_process_ends(
     agent: StorageAgent, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backend's own threads may write to the file at any time. No GPU is here to be late: NIXL is stood in for."""
@@ -538,7 +538,7 @@ def test_a_gpus_late_transfer_keeps_the_slab_closed_until_the_process_ends(
     direct.forget()
     direct._ways[pool.memory] = Late()
     monkeypatch.setattr(pool.memory, "kind", "VRAM")
-    assert agent.get([key(1)], [pool.span(8)])[0].result is Result.FAILED
+    assert agent.put("fast", [block(2, pool.span(8))])[0].result is Result.FAILED
     (volume,) = agent.stat().volumes
     agent.unregister_volume("fast")
     with pytest.raises(VolumeError, match="is open in process"):
