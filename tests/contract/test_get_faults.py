@@ -110,7 +110,8 @@ def name_another_key(slab: Slab) -> None:
         mark = unpack_superblock(file.read(PAGE_BYTES)).mark
     content = memoryview(payload(0))
     checksums = part_checksums(content, len(content))
-    header = BlockHeader(0, key(9), NAMESPACE, 0, 0, 0, len(content), fold_checksums(checksums.each), 1 << 40, None, None)
+    folded = fold_checksums(checksums.each)
+    header = BlockHeader(0, key(9), NAMESPACE, 0, 0, 0, len(content), folded, 1 << 40, None, None)
     slab.write(0, pack_header(header, checksums, place=0, mark=mark))
 
 
