@@ -296,13 +296,6 @@ class MutableBlock(Guard):
         pool.hooks.tell()
         return CompleteBlock(pool, slot)
 
-    def taken_over(self) -> MutableBlock:
-        """The block under another guard, for who writes it from now on; this one ends."""
-        with self.pool.lock:
-            slot = self.held()
-            self.end()
-        return MutableBlock(self.pool, slot)
-
     def reset(self) -> None:
         """Give up what was written and hold an empty block. Raises `BlockStateError` once released."""
         with self.pool.lock:

@@ -19,7 +19,7 @@ from kvbm_core.block import PRIORITY_DEFAULT, CompleteBlock, ImmutableBlock, Mut
 from kvbm_core.budget import require_budget
 from kvbm_core.config import KvbmConfig
 from kvbm_core.copier import Copier
-from kvbm_core.errors import ConfigError, ManagerClosedError, ProgressError
+from kvbm_core.errors import ConfigError, KvbmError, ManagerClosedError, ProgressError
 from kvbm_core.estimate import LoadPlan
 from kvbm_core.events import BlockEvents, Placed
 from kvbm_core.explain import BlockExplanation, explain_block, find_keys
@@ -29,7 +29,7 @@ from kvbm_core.lanes import Volumes
 from kvbm_core.layered import LayeredLoad, LayeredStore, LayerMoves
 from kvbm_core.machine import read_machine
 from kvbm_core.offload import OffloadManager
-from kvbm_core.onboard import Onboarded, Onboarder
+from kvbm_core.onboard import Onboarded, Onboarder, take_targets
 from kvbm_core.paths import TransferPath
 from kvbm_core.pool import Allocation, PoolCounters, PoolOccupancy
 from kvbm_core.progress import NO_GATE, Gate, ModelProgress
@@ -189,8 +189,10 @@ class KvBlockManager:
         """Get the leading blocks onto the device from wherever they are. What is missing must be computed.
 
         `targets`: one empty device block for each to be written. `budget_ms`: the longest that the caller waits;
-        None: `onboard_budget_ms` of the configuration. `priority`: lower goes first where requests wait for one path.
-        Raises `ManagerClosedError`, and `ValueError` for another number of targets.
+        None: `onboard_budget_ms` of the configuration; 0: as long as the paths' deadlines. `priority`: lower goes
+        first where requests wait for one path.
+        Raises `ManagerClosedError`, `ValueError` for another number of targets or a negative budget, and
+        `BlockStateError` for a target that is no empty block of the device; the targets are the caller's then.
         """
         return self._transfers.wait_for(self.onboard_soon(blocks, targets, budget_ms=budget_ms, priority=priority))
 
@@ -229,14 +231,22 @@ class KvBlockManager:
     ) -> LayeredLoad:
         """Begin to bring the leading blocks that the host has, layer after layer, into empty device blocks.
 
-        Raises `PoolExhaustedError` where the device has no room for them, and `ConfigError` without a host tier.
+        `targets`: one for each of `blocks`; those behind the last that the host has stay the caller's. Raises
+        `PoolExhaustedError` where the device has no room for them, `ConfigError` without a host tier, and what
+        `onboard` raises for targets, which are all the caller's then.
         """
         copiers, host = self._host_paths()
         sources = host.pool.match([block.key for block in blocks])
-        places = self.allocate(len(sources)).blocks if targets is None else targets[: len(sources)]
+        try:
+            if targets is None:
+                places = self.allocate(len(sources)).blocks
+            else:
+                places = take_targets(self._tiers.device.pool, targets, len(blocks), taken=len(sources))
+        except (KvbmError, ValueError):
+            host.pool.release_many(sources[::-1])
+            raise
         moving = [
-            BlockTransfer(source.identity, source, place.taken_over())
-            for source, place in zip(sources, places, strict=True)
+            BlockTransfer(source.identity, source, place) for source, place in zip(sources, places, strict=True)
         ]
         moves = self._layer_moves(copiers.to_device, moving, [NO_GATE] * self.config.layers)
         return LayeredLoad(moves, copiers.to_device, self._accounts, self._used)
@@ -247,17 +257,22 @@ class KvBlockManager:
         """Within an iteration that writes these device blocks: take each layer to the host once it is done.
 
         The blocks' guards end; `finish` gives others. Raises `ProgressError` where no iteration is under way,
-        `PoolExhaustedError` where the host has no room, `ConfigError` without a host tier; the guards go on then.
+        `PoolExhaustedError` where the host has no room, `ConfigError` without a host tier, `BlockStateError` for what
+        is no empty block of the device and `ValueError` for another number of identities; the guards go on then.
         """
         copiers, host = self._host_paths()
+        if len(identities) != len(blocks):
+            raise ValueError(f"{len(identities)} identities for {len(blocks)} blocks: give one for each")
         progress = self.scheduler.progress
         if not progress.is_running:
             raise ProgressError("no iteration is under way: call scheduler.begin_iteration first")
+        device = self._tiers.device.pool
+        device.check_empty(blocks)
         places = host.pool.allocate(len(blocks)).blocks
         self._events.send()
         moving = [
-            BlockTransfer(identity, block.taken_over(), place)
-            for identity, block, place in zip(identities, blocks, places, strict=True)
+            BlockTransfer(identity, block, place)
+            for identity, block, place in zip(identities, device.take_over(blocks), places, strict=True)
         ]
         gates = [Gate(progress.iteration, layer) for layer in range(self.config.layers)]
         moves = self._layer_moves(copiers.to_host, moving, gates)
@@ -386,6 +401,8 @@ class KvBlockManager:
 
     def _budget_s(self, budget_ms: float | None) -> float:
         chosen_ms = self.config.onboard_budget_ms if budget_ms is None else budget_ms
+        if not chosen_ms >= 0.0:
+            raise ValueError(f"budget_ms = {chosen_ms} is no time to wait: give milliseconds, or 0 for no limit")
         return chosen_ms / 1e3 if chosen_ms else inf
 
     @contextmanager

@@ -24,6 +24,7 @@ from kvbm_core.identity import BlockIdentity
 from kvbm_core.lanes import Volumes
 from kvbm_core.layered import OnUsed
 from kvbm_core.paths import TransferPath
+from kvbm_core.pool import BlockPool
 from kvbm_core.tiers import Tiers
 from kvbm_core.transfer import BEHIND_A_MISS, CANCELLED, BlockOutcome, BlockTransfer, Move, TransferManager, release
 from storage_agent.port import BlockKey, Result
@@ -138,10 +139,10 @@ class Onboarder:
 
         `targets`: one reset device block for each, written in their order; those not needed come back. One that a
         load in doubt may still write does not. `priority`: lower goes first where requests wait for one path. Raises
-        `ValueError` for another number of targets.
+        `ValueError` for another number of targets, `BlockStateError` for one that is no empty block of the device;
+        all of them are the caller's then.
         """
-        if targets is not None and len(targets) != len(identities):
-            raise ValueError(f"{len(targets)} targets for {len(identities)} blocks: give one for each")
+        given = None if targets is None else take_targets(self._device.pool, targets, len(identities))
         account = RequestAccount(
             asked=len(identities),
             tokens_asked=len(identities) * self._config.page_tokens,
@@ -149,9 +150,9 @@ class Onboarder:
         )
         loads = _Loads(account, self._transfers.now_s() + budget_s, priority)
         places = self._locate(identities)
-        if targets is not None:
-            for place, target in zip(places, targets, strict=True):
-                place.target = target.taken_over()
+        if given is not None:
+            for place, target in zip(places, given, strict=True):
+                place.target = target
         plan = self._plan(places, budget_s)
         try:
             outcomes = await self._load(places[: plan.blocks], loads)
@@ -160,7 +161,7 @@ class Onboarder:
                 _drop(_take_guard(place))
                 _drop(_take_target(place))
             raise
-        found = self._settle(places, outcomes, plan, account, keeps_targets=targets is not None)
+        found = self._settle(places, outcomes, plan, account, keeps_targets=given is not None)
         self._accounts.served(account)
         return found
 
@@ -394,6 +395,18 @@ class Onboarder:
                 account.loaded[outcome.place] += 1
             else:
                 account.not_loaded[outcome.reason] += 1
+
+
+def take_targets(
+    pool: BlockPool, targets: Sequence[MutableBlock], count: int, *, taken: int | None = None
+) -> list[MutableBlock]:
+    """The first `taken`, or all, of the empty blocks that a caller gives for `count` others, under our own guards.
+
+    Raises `ValueError` for another number of them, `BlockStateError` as `BlockPool.take_over` does; none is taken then.
+    """
+    if len(targets) != count:
+        raise ValueError(f"{len(targets)} targets for {count} blocks: give one for each")
+    return pool.take_over(targets[:taken])
 
 
 def _untouched(place: _Place, plan: LoadPlan, number: int) -> BlockOutcome:

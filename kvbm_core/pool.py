@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from kvbm_core.block import (
     PRIORITY_DEFAULT,
     TRANSITIONS,
+    BlockState,
     CompleteBlock,
     Guard,
     ImmutableBlock,
@@ -160,6 +161,22 @@ class BlockPool:
             self._note_all(LifeStep.COMMITTED, slots)
         self.hooks.tell()
         return [CompleteBlock(self, slot) for slot in slots]
+
+    def take_over(self, blocks: Sequence[MutableBlock]) -> list[MutableBlock]:
+        """Empty blocks under other guards, for who writes them from now on; their guards end. All or none.
+
+        Raises `BlockStateError` as `check_empty` does.
+        """
+        with self.lock:
+            slots = self._empty(blocks)
+            for block in blocks:
+                block.end()
+        return [MutableBlock(self, slot) for slot in slots]
+
+    def check_empty(self, blocks: Sequence[MutableBlock]) -> None:
+        """Raises `BlockStateError` for a block that is another pool's, was released, is given twice or not empty."""
+        with self.lock:
+            self._empty(blocks)
 
     def register(
         self, block: CompleteBlock, *, copied: bool = False, priority: int = PRIORITY_DEFAULT
@@ -340,6 +357,13 @@ class BlockPool:
         slots = [block.held(self) for block in blocks]
         if len(set(slots)) < len(slots):
             raise BlockStateError(f"a block is given twice among {[slot.index for slot in slots]}: give each once")
+        return slots
+
+    def _empty(self, blocks: Sequence[MutableBlock]) -> list[Slot]:
+        slots = self._held(blocks)
+        for slot in slots:
+            if slot.state is not BlockState.RESET:
+                raise BlockStateError(f"block {slot.index} is {slot.state}: give an empty one, as allocate does")
         return slots
 
     def _take_back_if_free(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from kvbm_core.block import BlockState, ImmutableBlock, MutableBlock
+from kvbm_core.block import ImmutableBlock, MutableBlock
 from kvbm_core.config import KvbmConfig
 from kvbm_core.errors import BlockStateError, LayoutError, RemoteMemoryError
 from kvbm_core.identity import BlockIdentity
@@ -110,16 +110,14 @@ class NixlRegistration:
         block that is not empty; the guards go on then.
         """
         page_tokens, heads = self._storage.layout.page_tokens, self._storage.layout.heads
-        for block, identity in zip(blocks, identities, strict=True):
-            block.check_pool(self._pool)
-            if block.state is not BlockState.RESET:
-                raise BlockStateError(f"block {block.index} is {block.state}: offer empty blocks to be written")
+        self._pool.check_empty(blocks)
+        for identity in identities:
             if identity.block_tokens != page_tokens:
                 raise LayoutError(f"an identity of {identity.block_tokens} tokens is not of blocks of {page_tokens}")
         with self.changed:
             places = [block.index for block in blocks]
             exported = self._offer(SealState.WRITABLE, places, identities, [(0,) * heads] * len(blocks))
-            taken = [block.taken_over() for block in blocks]
+            taken = self._pool.take_over(blocks)
             granted = [GrantedBlock(block, each, Grant(heads)) for block, each in zip(taken, exported, strict=True)]
             self._granted |= {each.exported.generation: each for each in granted}
             offered = MutableNixlBlockSet(self, exported, granted, deadline_s)

@@ -335,7 +335,7 @@ def test_only_empty_blocks_of_the_own_pool_are_offered_to_be_written(made: Made)
         offer(other.pool.allocate(1).blocks[0])
     (used,) = owner.pool.allocate(1).blocks
     used.init_sequence()
-    with pytest.raises(BlockStateError, match="is Partial: offer empty blocks to be written"):
+    with pytest.raises(BlockStateError, match="is Partial: give an empty one"):
         offer(used)
     used.reset()
     offer(used)
