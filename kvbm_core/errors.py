@@ -46,7 +46,10 @@ class ExplainError(KvbmError):
 
 
 class ManagerClosedError(KvbmError):
-    """The block manager was closed: it moves nothing any more."""
+    """The block manager was closed: it gives and moves nothing any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the block manager is closed: open another one")
 
 
 class BudgetError(KvbmError):

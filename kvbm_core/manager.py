@@ -127,8 +127,10 @@ class KvBlockManager:
     def match(self, blocks: Sequence[BlockIdentity]) -> list[ImmutableBlock]:
         """Guards of the leading blocks that are on the device, up to the first that is not. One Access each.
 
-        Ask `onboard` for the rest, even without a lower tier: that counts them, and finds those behind a gap.
+        Ask `onboard` for the rest, even without a lower tier: that counts them, and finds those behind a gap. Raises
+        `ManagerClosedError`.
         """
+        self._check_open()
         matched = self._tiers.device.pool.match([block.key for block in blocks])
         self._accounts.served(
             RequestAccount(
@@ -143,7 +145,11 @@ class KvBlockManager:
         return matched
 
     def allocate(self, count: int) -> Allocation:
-        """Device blocks to write, all `count` or none: `PoolExhaustedError` when too many are in use."""
+        """Device blocks to write, all `count` or none: `PoolExhaustedError` when too many are in use.
+
+        Raises `ManagerClosedError`.
+        """
+        self._check_open()
         allocation = self._tiers.device.pool.allocate(count)
         self._events.send()
         return allocation
@@ -361,6 +367,10 @@ class KvBlockManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ManagerClosedError
 
     def _host_paths(self) -> tuple[Copiers, TierPool]:
         if self._copiers is None or self._tiers.host is None:

@@ -306,7 +306,8 @@ class TransferManager:
     def submit(
         self, work: Coroutine[Any, Any, T], discard: Callable[[T], None] | None = None
     ) -> concurrent.futures.Future[T]:
-        """Run a coroutine in the loop; cancelling the future cancels it. Raises `ManagerClosedError` once closed.
+        """Run a coroutine in the loop; cancelling the future cancels it. Raises `ManagerClosedError` once closed, and
+        the future of what `close` has cut off gives it.
 
         `discard` is given what the coroutine returned although the future had been cancelled.
         """
@@ -316,7 +317,7 @@ class TransferManager:
                 self._loop.call_soon_threadsafe(self._begin, work, future, discard)
                 return future
         work.close()
-        raise ManagerClosedError("the block manager is closed: open another one")
+        raise ManagerClosedError
 
     def wait_for(self, future: concurrent.futures.Future[T]) -> T:
         """What a future of `submit` gives. Not in the loop's own thread, which would wait for itself."""
@@ -370,8 +371,8 @@ class TransferManager:
     ) -> None:
         self._tasks.discard(task)
         try:
-            if task.cancelled():
-                future.cancel()
+            if task.cancelled():  # by `close`, unless the future was cancelled, which then takes no exception
+                future.set_exception(ManagerClosedError())
             elif (error := task.exception()) is not None:
                 future.set_exception(error)
             else:

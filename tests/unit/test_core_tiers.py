@@ -294,7 +294,11 @@ def test_a_closed_manager_moves_nothing_and_says_so(room: CoreRoom) -> None:
     wanted = room.sequence(1)
     room.manager.close()
     room.manager.close()
-    with pytest.raises(ManagerClosedError):
-        room.manager.onboard(wanted)
-    with pytest.raises(ManagerClosedError):
-        room.manager.offload(1)
+    for ask in (
+        lambda: room.manager.onboard(wanted),
+        lambda: room.manager.offload(1),
+        lambda: room.manager.match(wanted),
+        lambda: room.manager.allocate(1),
+    ):
+        with pytest.raises(ManagerClosedError, match="open another one"):
+            ask()

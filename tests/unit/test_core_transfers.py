@@ -13,7 +13,7 @@ import pytest
 from event_plane.schema import RecordFlag
 from kvbm_core.async_manager import AsyncKvBlockManager
 from kvbm_core.config import PathLimits
-from kvbm_core.errors import BlockStateError, ProgressError
+from kvbm_core.errors import BlockStateError, ManagerClosedError, ProgressError
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.paths import TransferPath
 from kvbm_core.pool import PoolOccupancy
@@ -308,6 +308,36 @@ def test_a_cancelled_await_leaves_nothing_held(room: CoreRoom) -> None:
 
     asyncio.run(serve())
     until("guards are left", lambda: room.manager.occupancy().host.active == 0)
+
+
+def test_a_load_that_closing_cuts_off_says_so(room: CoreRoom) -> None:
+    wanted = on_disk(room, 2)
+    forget_calls(room)
+    with room.agent.held():
+        load = room.manager.onboard_soon(wanted)
+        assert room.agent.came.acquire(timeout=PATIENCE_S)
+        closing = threading.Thread(target=room.manager.close)
+        closing.start()
+        with pytest.raises(ManagerClosedError, match="open another one"):
+            load.result(PATIENCE_S)
+    closing.join()
+
+
+def test_an_await_that_closing_cuts_off_is_not_cancelled(room: CoreRoom) -> None:
+    wanted = on_disk(room, 2)
+    forget_calls(room)
+
+    async def serve() -> None:
+        manager = AsyncKvBlockManager(room.manager)
+        with room.agent.held():
+            load = asyncio.create_task(manager.onboard(wanted))
+            await until_called(room)
+            closing = asyncio.create_task(manager.close())
+            with pytest.raises(ManagerClosedError):
+                await load
+        await closing
+
+    asyncio.run(serve())
 
 
 def test_a_budget_loads_what_it_allows_and_says_why_no_more(room: CoreRoom) -> None:
