@@ -62,7 +62,7 @@ class DiskShim:
 
         spans_transfer = NixlSpans.transfer
 
-        def transfer(this: Any, operation: str, spans: Any, file_offsets: Any) -> None:
+        def transfer(this: Any, operation: Any, spans: Any, file_offsets: Any) -> None:
             if operation != "WRITE":
                 spans_transfer(this, operation, spans, file_offsets)
                 return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from storage_agent.endpoints import Endpoint
 from storage_agent.errors import TransferError, VolumeError
 from storage_agent.gpu_direct import GpuDirect
 from storage_agent.kinds import inspect_volume
+from storage_agent.nh64_sums import nh64_of_tensors
 from storage_agent.nixl_spans import NixlSpans
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result, ScrubReport
 from storage_agent.service import AgentService
@@ -326,6 +327,20 @@ def test_a_flipped_bit_is_found_by_every_reader_and_the_block_is_freed(
     assert agent.get([key(1)], [pool.span(8)])[0].result is Result.MISS
     stat = agent.stat().volumes[0]
     assert (stat.blocks, stat.slots_free, stat.corrupt_total, stat.degraded) == (1, CAPACITY - 1, 1, "")
+
+
+def test_bytes_that_change_while_they_are_put_are_never_served(
+    agent: StorageAgent, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sum_then_change(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+        sums = nh64_of_tensors(tensors)
+        tensors[0][0, 100] ^= 1
+        return sums
+
+    monkeypatch.setattr(slab_direct, "nh64_of_tensors", sum_then_change)
+    put(agent, 1, pool.span(0))
+    monkeypatch.undo()
+    assert agent.get([key(1)], [pool.span(8)])[0].result is Result.CORRUPT
 
 
 def test_a_sound_copy_on_a_slower_volume_is_read_after_a_corrupt_one(tmp_path: Path, pool: Pool) -> None:
