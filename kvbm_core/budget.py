@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 
 from kvbm_core.config import RETENTION_S_MIN, KvbmConfig, TierVolumes
 from kvbm_core.errors import BudgetError
-from kvbm_core.paths import VOLUME_PATHS
 from storage_agent.descriptor import VolumeDescriptor
 
 
@@ -60,6 +59,7 @@ def check_budget(
 ) -> list[Refusal]:
     """Everything that cannot work. `volumes`: those the storage agent has, by id; one it lacks may come later."""
     found = [*_device_memory(config, facts), *_host_memory(config, facts), *_locked_memory(config, facts)]
+    found += _staging(config)
     for name, tier in config.tiers():
         found += _rate(config, name, tier)
         found += _room(config, name, tier, volumes or {})
@@ -125,6 +125,14 @@ def _host_pools(config: KvbmConfig) -> dict[str, tuple[int, int]]:
     return {name: (layout.blocks, layout.total_bytes) for name, layout in layouts.items() if layout is not None}
 
 
+def _staging(config: KvbmConfig) -> Iterator[Refusal]:
+    """Each batch that may be under way needs a block of the buffer, so that no path takes another's."""
+    needed = config.staged_batches
+    if config.staging_pool_layout is not None and config.staging_blocks < needed:
+        reason = f"{needed} batches may be under way at once, by the concurrency of all paths to volumes"
+        yield Refusal("staging_blocks", config.staging_blocks, "at least", needed, reason)
+
+
 def _rate(config: KvbmConfig, name: str, tier: TierVolumes) -> Iterator[Refusal]:
     """What is under way at once must be rate × latency (Little's law)."""
     under_way_bytes = tier.rate_bytes_s * tier.latency_ms / 1e3
@@ -136,7 +144,7 @@ def _rate(config: KvbmConfig, name: str, tier: TierVolumes) -> Iterator[Refusal]
     staging = "host_blocks" if config.host_blocks else "staging_blocks"
     if getattr(config, staging) < blocks:
         yield Refusal(staging, getattr(config, staging), "at least", blocks, reason)
-    for path in VOLUME_PATHS[name, config.host_blocks > 0]:
+    for path in config.paths_of(name):
         concurrency = config.limits_of(path).concurrency
         if concurrency * config.transfer_blocks < blocks:
             yield Refusal(

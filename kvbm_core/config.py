@@ -22,7 +22,7 @@ from kvbm_core.layout import (
     PoolLayout,
     block_layout_of,
 )
-from kvbm_core.paths import TransferPath
+from kvbm_core.paths import VOLUME_PATHS, TransferPath
 from storage_agent.shards import SHARD_COUNT_MAX, BlockLayout, Shard, ShardSpan
 
 BLOCKS_MAX = 1 << 24
@@ -258,6 +258,15 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def limits_of(self, path: TransferPath) -> PathLimits:
         return self.transfers.get(path, PATH_LIMITS[path])
+
+    def paths_of(self, tier: str) -> tuple[TransferPath, TransferPath]:
+        """(put, load) of a tier of volumes, `disk` or `remote`."""
+        return VOLUME_PATHS[tier, self.host_blocks > 0]
+
+    @property
+    def staged_batches(self) -> int:
+        """Batches between volumes and device that may be under way at once, all paths together."""
+        return sum(self.limits_of(path).concurrency for tier, _ in self.tiers() for path in self.paths_of(tier))
 
     def tiers(self) -> Iterator[tuple[str, TierVolumes]]:
         """The tiers of volumes that are named, `disk` before `remote`."""

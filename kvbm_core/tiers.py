@@ -115,7 +115,7 @@ def build_lanes(
                 keeps=tiers.host is not None,
                 sums=copiers.sums,
             )
-    return {path: (lane, _limits(path, config, tiers, len(lanes))) for path, lane in lanes.items()}
+    return {path: (lane, _limits(path, config, tiers)) for path, lane in lanes.items()}
 
 
 def reset_tier(name: str, tiers: Tiers, storage: StoragePort | None) -> int:
@@ -138,12 +138,12 @@ def _delete(storage: StoragePort, view: VolumeView, volume: str, keys: Sequence[
     return sum(outcome.result is Result.DELETED for outcome in gone)
 
 
-def _limits(path: TransferPath, config: KvbmConfig, tiers: Tiers, paths: int) -> LaneLimits:
+def _limits(path: TransferPath, config: KvbmConfig, tiers: Tiers) -> LaneLimits:
     limits = config.limits_of(path)
     batch_blocks = config.transfer_blocks
     if tiers.staging is not None:
         # All batches of all paths that may be under way fit into the buffer together.
-        batch_blocks = max(1, min(batch_blocks, config.staging_blocks // (paths * limits.concurrency)))
+        batch_blocks = max(1, min(batch_blocks, config.staging_blocks // config.staged_batches))
     # A block on its way layer by layer waits once for each of them.
     blocks_max = max(config.offload_queue_blocks, config.device_blocks * config.layers)
     return LaneLimits(blocks_max, batch_blocks, limits.concurrency)

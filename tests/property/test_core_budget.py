@@ -92,6 +92,15 @@ def test_the_disk_path_needs_staging_and_batches_for_what_is_under_way() -> None
     assert told(remote, ROOMY) == [("host_blocks", "at least", 96)]
 
 
+def test_the_staging_buffer_has_a_block_for_each_batch_that_may_be_under_way() -> None:
+    slow, far = (TierVolumes(volumes=(name,), retention_s=60.0) for name in ("slow", "far"))
+    config = KvbmConfig(**BASE | {"host_blocks": 0, "staging_blocks": 7, "disk": slow, "remote": far})
+    assert told(config, ROOMY) == [("staging_blocks", "at least", 8)]
+    alone = {path: PathLimits(concurrency=1) for path in (TransferPath.DEVICE_TO_DISK, TransferPath.DISK_TO_DEVICE)}
+    assert told(msgspec.structs.replace(config, transfers=alone), ROOMY) == []
+    assert told(msgspec.structs.replace(config, host_blocks=7), ROOMY) == []
+
+
 def test_volumes_must_take_a_block_and_hold_what_comes_within_the_retention() -> None:
     disk = TierVolumes(volumes=("slow",), tenant_volumes={"acme": ("fast",)}, retention_s=3_600.0)
     config = KvbmConfig(**BASE | {"disk": disk, "prefill_tokens_per_s": 16_000.0})

@@ -81,7 +81,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.room = CoreRoom(
             device_blocks=6,
             host_blocks=5 if has_host else 0,
-            staging_blocks=4,
+            staging_blocks=8,
             transfer_blocks=3,
             reuse=reuse,
             duplicates=duplicates,
