@@ -293,8 +293,9 @@ class MutableBlock(Guard):
             slot.tokens = None
             if pool.hooks.listeners:
                 pool.note(LifeStep.COMMITTED, slot)
+        completed = CompleteBlock(pool, slot)
         pool.hooks.tell()
-        return CompleteBlock(pool, slot)
+        return completed
 
     def reset(self) -> None:
         """Give up what was written and hold an empty block. Raises `BlockStateError` once released."""
@@ -340,8 +341,9 @@ class CompleteBlock(Guard):
             if pool.hooks.listeners:
                 pool.note(LifeStep.RESET, slot)
             slot.empty()
+        emptied = MutableBlock(pool, slot)
         pool.hooks.tell()
-        return MutableBlock(pool, slot)
+        return emptied
 
 
 class ImmutableBlock(Guard):

@@ -55,7 +55,10 @@ Hook = Callable[[BlockStep], None]
 
 
 class Hooks:
-    """Who listens to some pools. Thread-safe. A hook that raises is counted in `failures` and logged, and goes on."""
+    """Who listens to some pools. Thread-safe. A hook that raises is counted in `failures` and logged, and goes on.
+
+    In the main thread what is no `Exception`, an interrupt say, reaches the pool's caller, and no block is lost.
+    """
 
     def __init__(self) -> None:
         self.listeners: tuple[Hook, ...] = ()
@@ -93,5 +96,14 @@ class Hooks:
             try:
                 hook(step)
             except Exception as error:  # noqa: BLE001 – a hook is foreign code, and the pool goes on whatever it does
-                self.failures += 1
-                _log.warning("hook failed", step=step.step, pool=step.pool, block=step.block, error=repr(error))
+                self._failed(step, error)
+            except BaseException as error:
+                # Ctrl-C is for the main thread. Elsewhere it would end a thread of the manager's own, and with it all
+                # transfers.
+                if threading.current_thread() is threading.main_thread():
+                    raise
+                self._failed(step, error)
+
+    def _failed(self, step: BlockStep, error: BaseException) -> None:
+        self.failures += 1
+        _log.warning("hook failed", step=step.step, pool=step.pool, block=step.block, error=repr(error))

@@ -140,8 +140,10 @@ class BlockPool:
             slots = [self._reset.popleft() for _ in range(count)]
             self._counters.allocated += count
             self._note_all(LifeStep.ALLOCATED, slots)
+        # The guards are there before the hooks are told, here and below: what interrupts a hook loses no block.
+        allocation = Allocation([MutableBlock(self, slot) for slot in slots], evicted)
         self.hooks.tell()
-        return Allocation([MutableBlock(self, slot) for slot in slots], evicted)
+        return allocation
 
     def complete_many(self, blocks: Sequence[MutableBlock], identities: Sequence[BlockIdentity]) -> list[CompleteBlock]:
         """Commit reset blocks all of whose bytes were written at once; their guards end. All or none.
@@ -159,8 +161,9 @@ class BlockPool:
                 slot.write(identity)
             self._note_all(LifeStep.INITIALISED, slots)
             self._note_all(LifeStep.COMMITTED, slots)
+        completed = [CompleteBlock(self, slot) for slot in slots]
         self.hooks.tell()
-        return [CompleteBlock(self, slot) for slot in slots]
+        return completed
 
     def take_over(self, blocks: Sequence[MutableBlock]) -> list[MutableBlock]:
         """Empty blocks under other guards, for who writes them from now on; their guards end. All or none.
@@ -191,8 +194,9 @@ class BlockPool:
             slot = block.held(self)
             block.end()
             (kept,) = self._register((slot,), copied, priority)
+        registered = ImmutableBlock(self, kept)
         self.hooks.tell()
-        return ImmutableBlock(self, kept)
+        return registered
 
     def register_many(
         self, blocks: Sequence[CompleteBlock], *, copied: bool = False, priority: int = PRIORITY_DEFAULT
@@ -209,8 +213,9 @@ class BlockPool:
             for block in blocks:
                 block.holds = block.owes = False
             kept = self._register(slots, copied, priority)
+        registered = [ImmutableBlock(self, slot) for slot in kept]
         self.hooks.tell()
-        return [ImmutableBlock(self, slot) for slot in kept]
+        return registered
 
     def match(self, keys: Sequence[BlockKey]) -> list[ImmutableBlock]:
         """Guards of the leading keys that are registered, up to the first that is not."""
@@ -225,8 +230,9 @@ class BlockPool:
                 found.append(slot)
             self._counters.requested += len(keys)
             self._counters.matched += len(found)
+        matched = [ImmutableBlock(self, slot) for slot in found]
         self.hooks.tell()
-        return [ImmutableBlock(self, slot) for slot in found]
+        return matched
 
     def scan(self, keys: Sequence[BlockKey]) -> list[ImmutableBlock | None]:
         """A guard of each key that is registered, None for the others."""
@@ -238,8 +244,9 @@ class BlockPool:
                 self._match(slot)
             self._counters.requested += len(keys)
             self._counters.matched += len(there)
+        matched = [None if slot is None else ImmutableBlock(self, slot) for slot in found]
         self.hooks.tell()
-        return [None if slot is None else ImmutableBlock(self, slot) for slot in found]
+        return matched
 
     def acquire(self, key: BlockKey) -> ImmutableBlock | None:
         """A guard of one registered block, or None. No match: it counts as no use of the block."""
@@ -249,8 +256,9 @@ class BlockPool:
             if slot is None:
                 return None
             self._reference(slot)
+        acquired = ImmutableBlock(self, slot)
         self.hooks.tell()
-        return ImmutableBlock(self, slot)
+        return acquired
 
     def share(self, block: ImmutableBlock) -> ImmutableBlock:
         """A second guard of a block that is held. Raises `BlockStateError` when it was released meanwhile."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -264,6 +265,43 @@ def test_hooks_follow_a_block_from_allocation_to_eviction() -> None:
         LifeStep.RELEASED,
         LifeStep.RESET,
     ]
+
+
+def interrupt(step: BlockStep) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda pool: pool.allocate(1),
+        lambda pool: registered(pool, 9),
+        lambda pool: pool.match(keys(1)),
+        lambda pool: pool.scan(keys(1)),
+        lambda pool: pool.acquire(keys(1)[0]),
+    ],
+)
+def test_an_interrupt_in_a_hook_reaches_the_caller_and_loses_no_block(act: Callable[[BlockPool], object]) -> None:
+    pool = pool_of(2)
+    registered(pool, 1)[0].release()
+    remove = pool.hooks.add(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        act(pool)
+    remove()
+    gc.collect()
+    assert pool.occupancy() == PoolOccupancy(active=0, inactive=1, reset=1)
+    assert pool.hooks.failures == 0
+
+
+def test_whatever_a_hook_raises_in_another_thread_is_counted() -> None:
+    pool = pool_of(1)
+    pool.hooks.add(interrupt)
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.append(pool.allocate(1)))
+    thread.start()
+    thread.join()
+    assert len(got) == 1
+    assert pool.hooks.failures == 1
 
 
 @pytest.mark.parametrize("allow", [True, False])
