@@ -46,10 +46,10 @@ class ExplainError(KvbmError):
 
 
 class ManagerClosedError(KvbmError):
-    """The block manager was closed: it gives and moves nothing any more."""
+    """The block manager was closed, or is that of the process this one was forked from: it moves nothing here."""
 
     def __init__(self) -> None:
-        super().__init__("the block manager is closed: open another one")
+        super().__init__("the block manager is closed, or was opened before this process was forked: open another one")
 
 
 class BudgetError(KvbmError):

@@ -115,7 +115,7 @@ class BlockEvents:
         with self._changed:
             already, self._is_closed = self._is_closed, True
             self._changed.notify_all()
-        if already:
+        if already or not self._thread.is_alive():  # what was placed is the parent's, where this process was forked
             return
         self._thread.join()
         self.note(EventType.CLEAR, 0, "", None)

@@ -313,7 +313,7 @@ class TransferManager:
         """
         future = concurrent.futures.Future[T]()
         with self._state_lock:
-            if not self._closing:
+            if not self._closing and self._thread.is_alive():
                 self._loop.call_soon_threadsafe(self._begin, work, future, discard)
                 return future
         work.close()
@@ -344,6 +344,8 @@ class TransferManager:
             if self._closing:
                 return
             self._closing = True
+        if not self._thread.is_alive():  # this process was forked, and its parent has the threads
+            return
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         for lane in self._paths.values():
             lane.executor.shutdown(wait=True)

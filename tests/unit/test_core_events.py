@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ import pytest
 
 from event_plane.errors import TransportError
 from event_plane.schema import BatchKind, RecordFlag
+from kvbm_core.errors import ManagerClosedError
 from kvbm_core.manager import KvBlockManager
 from tests.core_room import DISK, PATIENCE_S, CoreRoom, low, release
 
@@ -96,6 +99,24 @@ def test_a_manager_that_cannot_be_opened_leaves_no_thread(room: CoreRoom) -> Non
     with pytest.raises(TransportError):
         KvBlockManager(room.config, room.publisher, room.agent)
     assert not [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("kvbm")]
+
+
+def test_a_forked_process_is_told_to_open_its_own_manager_and_ends_nothing_of_its_parents(room: CoreRoom) -> None:
+    held = room.compute(room.sequence(2))
+    pid = os.fork()
+    if pid == 0:  # no pytest in the child
+        signal.alarm(60)
+        said = ""
+        try:
+            room.manager.onboard(room.sequence(2))
+        except ManagerClosedError as error:
+            said = str(error)
+        room.manager.close()
+        os._exit(0 if "before this process was forked" in said else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert room.manager.onboard(room.sequence(2)).sources == ["G1", "G1"]
+    assert all(map(room.is_right, held))
+    assert "CLEAR" not in {event[0] for event in room.events()}
 
 
 def test_a_closed_manager_leaves_no_thread_and_no_memory_of_its_own(room: CoreRoom) -> None:
