@@ -82,6 +82,20 @@ class ShardSpan:
         return payload_bytes // self.shard_bytes
 
 
+def lacking(held: ShardSpan | None, held_bytes: int, put: ShardSpan | None, put_bytes: int) -> str:
+    """Why a block that is there lacks shards that are put, or empty where it has them. A span of None is all of it."""
+    if held is None:
+        return ""
+    end = held.first + held.held(held_bytes)
+    first, last, count = (0, 1, 1) if put is None else (put.first, put.first + put.held(put_bytes), put.count)
+    if held.first * count <= first * held.count and last * held.count <= end * count:
+        return ""
+    return (
+        f"it is there with {end - held.first} of {held.count} shards, from {held.first} on, and takes no more: let "
+        f"each worker's agent have a volume of its own, or put shards with SlabClient"
+    )
+
+
 class Slice(NamedTuple):
     """Rows to copy out of one stored shard into a worker's buffer. All in bytes but `rows`."""
 

@@ -13,7 +13,7 @@ from storage_agent.block_header import BlockHeader
 from storage_agent.descriptor import CAPACITY_BLOCKS_MAX, VolumeDescriptor
 from storage_agent.errors import BlockFormatError, CorruptBlock, ShardError, TransferError, VolumeError
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result, ScrubReport, VolumeStat
-from storage_agent.shards import Shard, Slice, check_layout, check_span, gather
+from storage_agent.shards import Shard, Slice, check_layout, check_span, gather, lacking
 from storage_agent.sliced_read import plan_read, whole_read
 from storage_agent.slot_direct import DirectStore, SlotDirect
 from storage_agent.slot_leasing import LeasableStore, SlotLeasing
@@ -352,7 +352,7 @@ class SlotVolume:
         except BlockFormatError as error:
             return self._outcome(block.key, Result.FAILED, reason=str(error))
         if reserved is Refusal.PRESENT:
-            return self._outcome(block.key, Result.PRESENT, payload_bytes)
+            return self._present(block)
         if reserved is Refusal.FULL:
             which = f"slots for {payload_bytes} bytes" if self._table.classes else f"{self._table.capacity} slots"
             reason = f"all {which} are taken; free some first"
@@ -373,6 +373,16 @@ class SlotVolume:
             block.layout,
         )
         return SlotWrite(index, header, payload)
+
+    def _present(self, block: PutBlock) -> Outcome:
+        """Of a block that is there: whether with the shards that were to be put."""
+        with self._table_lock:
+            held = self._table.live(block.key)
+        if held is not None:
+            reason = lacking(held.span, held.payload_bytes, block.span, block.payload.nbytes)
+            if reason:
+                return self._outcome(block.key, Result.FAILED, reason=reason)
+        return self._outcome(block.key, Result.PRESENT, block.payload.nbytes)
 
     def _write_durably(self, writes: Sequence[SlotWrite], write_all: WriteAll, read_back: bool) -> dict[int, Outcome]:
         """Write the slots, sync once. The outcomes of those that failed; their slots are free again or held back."""
