@@ -17,6 +17,7 @@ from kvbm_core.errors import ExplainError
 from kvbm_core.explain import BlockExplanation, CopyExplanation
 
 AnswerT = TypeVar("AnswerT")
+_ADVISOR = "http://127.0.0.1:8470"
 _OPEN = frozenset({"planned", "copying", "verified", "switched"})
 """States of a move that is under way (docs/moves.md)."""
 _TIMEOUT_S = 10.0
@@ -68,8 +69,9 @@ class Sighting(msgspec.Struct, frozen=True):
 def explain(
     sequence_hash: Annotated[str, typer.Argument(metavar="HASH", help="The block's hash, or its first hex digits.")],
     advisor: Annotated[
-        str, typer.Option(help="The advisor's URL; empty: ask only the cores.")
-    ] = "http://127.0.0.1:8470",
+        str | None,
+        typer.Option(help=f"The advisor's URL. Without a --core it is {_ADVISOR}; else only the cores are asked."),
+    ] = None,
     core: Annotated[list[str] | None, typer.Option(help="A core's desk (`CoreDesk`); may be given again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -79,6 +81,8 @@ def explain(
     policies make of the block.
     """
     found: list[Sighting] = []
+    if advisor is None and not core:
+        advisor = _ADVISOR
     if advisor:
         found += _of_advisor(advisor.rstrip("/"), sequence_hash)
     for url in core or []:

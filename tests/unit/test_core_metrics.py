@@ -139,11 +139,11 @@ def test_explain_asks_cores_and_prints_what_they_say(room: CoreRoom, capsys: pyt
         (found,) = json.loads(capsys.readouterr().out)
         assert found["source"] == f"core at {desk.url}"
         assert found["block"]["sequence_hash"] == name
-        assert kvadvisor("explain", name, "--advisor", "", "--core", desk.url) == 0
+        assert kvadvisor("explain", name, "--core", desk.url) == 0
         shown = capsys.readouterr().out
         assert "storage agent" in shown
         assert "waits: nothing" in shown
-        assert kvadvisor("explain", "0" * 32, "--advisor", "", "--core", desk.url) == 2
+        assert kvadvisor("explain", "0" * 32, "--core", desk.url) == 2
         assert "nobody asked knows a block" in capsys.readouterr().err
-    assert kvadvisor("explain", name, "--advisor", "", "--core", desk.url) == 2
+    assert kvadvisor("explain", name, "--core", desk.url) == 2
     assert "cannot be asked" in capsys.readouterr().err
