@@ -18,6 +18,10 @@ class VolumeError(StorageAgentError):
     """A volume that cannot be registered, opened or closed as asked."""
 
 
+class NotTheOwner(VolumeError):
+    """Asked of a client of the agent: what only the agent that owns the volume does."""
+
+
 class BlockFormatError(StorageAgentError):
     """A page of a volume that is not what it should be, or facts that no page can hold."""
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from event_plane.credentials import NO_CREDENTIALS, Credentials
 from storage_agent.block_header import PAGE_BYTES, BlockHeader, checksum, page_ceiling
 from storage_agent.block_wire import (
     facts_to_wire,
@@ -80,12 +81,23 @@ class SlabClient:
     answer or refuses; what was asked may be asked again.
     """
 
-    def __init__(self, command_url: str, volume: str, *, timeout_s: float = 30.0, deadline_s: float = 30.0) -> None:
-        """Open the file that the agent at `command_url` owns. Raises `VolumeError` too: not a file of this host."""
+    def __init__(
+        self,
+        command_url: str,
+        volume: str,
+        *,
+        timeout_s: float = 30.0,
+        deadline_s: float = 30.0,
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
+        """Open the file that the agent at `command_url` owns. Raises `VolumeError` too: not a file of this host.
+
+        `credentials` are shown to a NATS server.
+        """
         self.volume = volume
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._agent = AgentClient(command_url, timeout_s)
+        self._agent = AgentClient(command_url, timeout_s, credentials)
         self._slab: SlabFile
         self._transfer: FileTransfer
         try:
@@ -103,6 +115,7 @@ class SlabClient:
         found: dict[int, list[Outcome]] = {number: [] for number in range(len(blocks))}
         pieces = [piece for number, block in enumerate(blocks) for piece in _pieces(number, block)]
         with self._lock:
+            self._require_in_place()
             for batch in self._batches(pieces):
                 for piece, outcome in zip(batch, self._put_batch(batch), strict=True):
                     found[piece.number].append(outcome)
@@ -114,6 +127,7 @@ class SlabClient:
         """See `port.StoragePort.get`, of this volume alone. Raises `ValueError` unless each key has a buffer."""
         require_one_each(len(keys), len(buffers))
         with self._lock:
+            self._require_in_place()
             outcomes: dict[int, Outcome] = {}
             suspects: dict[int, BlockHeader] = {}
             for turn in range(_TRIES):
@@ -167,6 +181,11 @@ class SlabClient:
             deadline_s=self._deadline_s,
         )
         self._staging_bytes = max(STAGING_BYTES_TARGET, superblock.slot_bytes)
+
+    def _require_in_place(self) -> None:
+        """The owner may have been given another file at the same place meanwhile."""
+        if not self._slab.is_in_place:
+            self._reopen()
 
     def _reopen(self) -> None:
         """The owner resized it, or opened another file."""

@@ -1,0 +1,223 @@
+"""Tensor-parallel workers, each a process with a block manager of its own, over one agent's volumes."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from event_plane.schema import Namespace
+from storage_agent import client_storage
+from storage_agent.agent import StorageAgent
+from storage_agent.client_storage import ClientStorage
+from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.errors import AgentUnreachable, NotTheOwner
+from storage_agent.port import BlockKey, Outcome, PutBlock, Result
+from storage_agent.service import AgentService
+from storage_agent.shards import Axis, BlockLayout, Shard, ShardSpan
+from storage_agent.slot_volume import SlotVolume
+from tests.ports import free_ports
+
+WORKER = Path(__file__).with_name("core_worker.py")
+CAPACITY = 16
+NAMESPACE = Namespace(tenant="acme", model="tiny", block_tokens=4)
+
+
+def _script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("core_worker", WORKER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+core_worker = _script()
+
+
+def slab(folder: Path, name: str = "shared", *, speed_rank: int = 1) -> VolumeDescriptor:
+    return VolumeDescriptor(
+        id=name,
+        path=str(folder / f"{name}.slab"),
+        capacity_blocks=CAPACITY,
+        block_bytes_max=core_worker.BLOCK_BYTES,
+        speed_rank=speed_rank,
+    )
+
+
+@contextmanager
+def served(
+    folder: Path, *more: VolumeDescriptor, url: str = "tcp://127.0.0.1:*"
+) -> Iterator[tuple[StorageAgent, str]]:
+    """An agent with the slab `shared` and more, and its command URL."""
+    with StorageAgent("owner", publisher=None, allowed_roots=[folder]) as agent:
+        agent.register_volumes([slab(folder), *more])
+        with AgentService(agent, url) as service:
+            yield agent, service.command_url
+
+
+@contextmanager
+def worker(url: str, rank: int, blocks: int, halt_after: int = -1) -> Iterator[subprocess.Popen[str]]:
+    """Worker `rank` of two; killed at the end."""
+    command = [sys.executable, str(WORKER), url, *map(str, (rank, 2, blocks, halt_after))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def key(number: int) -> BlockKey:
+    return BlockKey(NAMESPACE.namespace_id, 0, number << 64 | 0x99)
+
+
+def block(number: int) -> PutBlock:
+    return PutBlock(key(number), NAMESPACE, memoryview(b"%04d" % number * 100))
+
+
+def get(storage: ClientStorage, *numbers: int) -> list[tuple[Result, str]]:
+    """(result, volume) of each, checked for its bytes."""
+    buffers = [bytearray(400) for _ in numbers]
+    outcomes = storage.get([key(n) for n in numbers], [memoryview(buffer) for buffer in buffers])
+    for number, outcome, buffer in zip(numbers, outcomes, buffers, strict=True):
+        if outcome.result is Result.HIT:
+            assert bytes(buffer) == block(number).payload
+    return [(outcome.result, outcome.volume) for outcome in outcomes]
+
+
+def results(outcomes: Sequence[Outcome]) -> list[Result]:
+    return [outcome.result for outcome in outcomes]
+
+
+def test_blocks_of_two_workers_are_onboarded_by_any_number_of_them(tmp_path: Path) -> None:
+    with served(tmp_path) as (agent, url), ExitStack() as workers:
+        running = [workers.enter_context(worker(url, rank, 4)) for rank in range(2)]
+        for process in running:
+            assert process.stdout is not None
+            assert process.stdout.read() == "{'shared': 4} {}\n"
+            assert process.wait() == 0
+        assert agent.stat().volumes[0].blocks == 4
+        for size in (1, 2, 4):
+            for rank in range(size):
+                with closing(core_worker.CoreWorker(url, rank, size)) as reader:
+                    found = reader.onboard(reader.sequence(5))
+                    assert (found.sources, found.ended) == (["shared"] * 4, "miss")
+
+
+def test_a_worker_killed_half_way_leaves_nothing_half_present_and_another_puts_its_shards(tmp_path: Path) -> None:
+    with served(tmp_path) as (agent, url), worker(url, 1, 4, halt_after=1) as victim:
+        with closing(core_worker.CoreWorker(url, 0, 2)) as first:
+            first.compute_and_offload(first.sequence(4))
+            assert first.manager.totals().put == {"shared": 4}
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "halted\n"
+        victim.kill()
+        victim.wait()
+        assert agent.stat().volumes[0].blocks == core_worker.BATCH_BLOCKS
+        with closing(core_worker.CoreWorker(url, 0, 1)) as reader:
+            found = reader.onboard(reader.sequence(4))
+            assert (found.sources, found.ended) == (["shared"] * core_worker.BATCH_BLOCKS, "miss")
+        (volume,) = agent.volumes()
+        assert isinstance(volume, SlotVolume)
+        assert volume.leasing is not None
+        volume.leasing.reclaim()  # as the agent does every second
+        with closing(core_worker.CoreWorker(url, 1, 2)) as again:
+            again.compute_and_offload(again.sequence(4))
+            assert again.manager.totals().put == {"shared": 4}
+        with closing(core_worker.CoreWorker(url, 0, 1)) as reader:
+            assert reader.onboard(reader.sequence(4)).sources == ["shared"] * 4
+
+
+def test_volumes_are_asked_the_fastest_first_whatever_their_kind(tmp_path: Path) -> None:
+    memory = VolumeDescriptor(
+        id="slow", kind="memory", capacity_blocks=4, block_bytes_max=core_worker.BLOCK_BYTES, speed_rank=9
+    )
+    fast = slab(tmp_path, "fast", speed_rank=0)
+    with served(tmp_path, memory, fast) as (agent, url), ClientStorage(url) as storage:
+        assert results(storage.put("slow", [block(1), block(2)])) == [Result.STORED] * 2
+        assert results(storage.put("fast", [block(2), block(3)])) == [Result.STORED] * 2
+        assert results(storage.put("fast", [block(2)])) == [Result.PRESENT]
+        assert get(storage, 1, 2, 3, 4) == [
+            (Result.HIT, "slow"),
+            (Result.HIT, "fast"),
+            (Result.HIT, "fast"),
+            (Result.MISS, ""),
+        ]
+        moved = storage.move("m-1", [key(3)], "fast", "slow", keep=False)
+        assert results(moved.outcomes) == [Result.COPIED]
+        assert results(storage.delete("d-1", "slow", [key(1)]).outcomes) == [Result.DELETED]
+        assert get(storage, 1, 3) == [(Result.MISS, ""), (Result.HIT, "slow")]
+        assert [volume.blocks for volume in storage.stat().volumes] == [v.blocks for v in agent.stat().volumes]
+
+
+def test_a_slice_is_read_of_a_volume_that_takes_no_clients(tmp_path: Path) -> None:
+    layout = BlockLayout((Axis("token", 2), Axis("head", 4), Axis("element", 8)), 2, "head")
+    memory = VolumeDescriptor(id="ram", kind="memory", capacity_blocks=4, block_bytes_max=128)
+    whole = bytes(range(128))
+    put = PutBlock(key(1), NAMESPACE, memoryview(whole), span=ShardSpan(128, 0, 1), layout=layout)
+    with served(tmp_path, memory) as (_, url), ClientStorage(url) as storage:
+        assert results(storage.put("ram", [put])) == [Result.STORED]
+        buffer = bytearray(64)
+        (outcome,) = storage.get([key(1)], [memoryview(buffer)], Shard(1, 2, layout))
+        assert (outcome.result, outcome.payload_bytes) == (Result.HIT, 64)
+        assert bytes(buffer) == whole[32:64] + whole[96:]
+
+
+def test_what_the_owner_alone_does_is_refused_and_an_unknown_volume_named(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, url), ClientStorage(url) as storage:
+        with pytest.raises(NotTheOwner, match=r"'more' cannot be registered from here: the agent at tcp:.* owns it"):
+            storage.register_volume(slab(tmp_path, "more"))
+        with pytest.raises(NotTheOwner, match="'shared' cannot be unregistered"):
+            storage.unregister_volume("shared")
+        with pytest.raises(NotTheOwner, match="'shared' cannot be given 99 blocks"):
+            storage.resize_volume("shared", 99)
+        (outcome,) = storage.put("none", [block(1)])
+        assert outcome.result is Result.FAILED
+        assert "owns no volume 'none': register it there, or name one of ['shared']" in outcome.reason
+        with pytest.raises(ValueError, match="2 keys, 0 buffers"):
+            storage.get([key(1), key(2)], [])
+
+
+def test_an_agent_that_is_restarted_is_used_again_also_with_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_storage, "ABSENT_S", 0.0)
+    (port,) = free_ports(1)
+    url = f"tcp://127.0.0.1:{port}"
+    with ClientStorage(url, timeout_s=10.0) as storage:
+        with served(tmp_path, url=url):
+            assert results(storage.put("shared", [block(1)])) == [Result.STORED]
+        with served(tmp_path, url=url):
+            assert get(storage, 1) == [(Result.HIT, "shared")]
+            assert results(storage.put("shared", [block(2)])) == [Result.STORED]
+        (tmp_path / "shared.slab").unlink()
+        (tmp_path / "shared.slab.table").unlink(missing_ok=True)
+        with served(tmp_path, url=url):
+            assert get(storage, 1, 2) == [(Result.MISS, "")] * 2
+            assert results(storage.put("shared", [block(3)])) == [Result.STORED]
+            assert get(storage, 3) == [(Result.HIT, "shared")]
+
+
+def test_an_agent_that_does_not_answer_fails_the_blocks_with_the_reason_and_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    url = f"tcp://127.0.0.1:{port}"
+    monkeypatch.setattr(client_storage, "ABSENT_S", 600.0)
+    with ClientStorage(url, timeout_s=0.2) as storage:
+        (first,) = storage.put("shared", [block(1)])
+        buffer = memoryview(bytearray(400))
+        (second,) = storage.get([key(1)], [buffer])
+        assert (first.result, second.result) == (Result.FAILED, Result.FAILED)
+        assert "did not answer" in first.reason
+        assert "it is asked again soon" in second.reason
+    (closed,) = storage.put("shared", [block(1)])
+    assert "is closed" in closed.reason
+    with pytest.raises(AgentUnreachable, match="is closed"):
+        storage.stat()
