@@ -26,6 +26,7 @@ from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntr
 from advisor.errors import AdvisorError, LogError
 from advisor.fold import Fold
 from advisor.index import INDEX_FULL, ArrayIndex, IndexSize
+from advisor.index.jit import has_compiled
 from advisor.index.warm import warm as warm_index
 from advisor.intake import Intake, SourceFacts
 from advisor.log import read_decoded
@@ -322,9 +323,12 @@ class AdvisorService:
 
 def _prepare_index() -> None:
     """Load the index's compiled functions. Where they must be compiled first, say so: it takes half a minute."""
-    hint = threading.Timer(
-        COMPILE_HINT_S, _log.info, ["compiling the index's functions; `kvadvisor warm` does it at install"]
-    )
+
+    def say_if_compiling() -> None:
+        if has_compiled():  # a start may be slow for other reasons
+            _log.info("compiling the index's functions; `kvadvisor warm` does it at install")
+
+    hint = threading.Timer(COMPILE_HINT_S, say_if_compiling)
     hint.start()
     try:
         warm_index()

@@ -21,6 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _CACHES: list[Any] = []
 """numba's cache of each kernel that has one."""
+_KERNELS: list[Any] = []
 
 INTERPRETED = bool(numba.config.DISABLE_JIT)  # type: ignore[attr-defined]
 
@@ -48,6 +49,11 @@ def cache_folder() -> Path | None:
     return Path(_CACHES[0].cache_path) if _CACHES else None
 
 
+def has_compiled() -> bool:
+    """Whether a kernel was not found in the cache, in this process so far."""
+    return any(sum(made.stats.cache_misses.values()) for made in _KERNELS)
+
+
 def inlined(function: F) -> F:
     """A small helper, merged into its callers by LLVM."""
     if INTERPRETED:
@@ -72,6 +78,7 @@ def kernel(function: F) -> F:
     if INTERPRETED:
         return function
     made = _compiled(function)
+    _KERNELS.append(made)
     try:
         made.enable_caching()
     except RuntimeError:

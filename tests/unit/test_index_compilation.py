@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LIST_CHILDREN = """
 from advisor.index.array_index import ArrayIndex
 from advisor.index.layout import IndexSize
-from advisor.index import order_kernels
+from advisor.index import jit, order_kernels
 index = ArrayIndex(IndexSize.for_blocks(10))
 index.tables.blocks[0].first_child = -1
 assert index.children(0) == ([], 0)
 stats = getattr(order_kernels.children_of, "stats", None)
-print(sum(stats.cache_misses.values()) if stats and stats.cache_path else "in memory")
+print(sum(stats.cache_misses.values()) if stats and stats.cache_path else "in memory", jit.has_compiled())
 """
 
 
@@ -36,14 +36,14 @@ def run(script: str, **environment: str) -> str:
 
 @pytest.mark.skipif(jit.INTERPRETED, reason="nothing is compiled with NUMBA_DISABLE_JIT=1")
 def test_kernels_are_compiled_once_and_then_read_from_the_cache_folder(tmp_path: Path) -> None:
-    assert run(LIST_CHILDREN, NUMBA_CACHE_DIR=str(tmp_path)) == "1"
-    assert run(LIST_CHILDREN, NUMBA_CACHE_DIR=str(tmp_path)) == "0"
+    assert run(LIST_CHILDREN, NUMBA_CACHE_DIR=str(tmp_path)) == "1 True"
+    assert run(LIST_CHILDREN, NUMBA_CACHE_DIR=str(tmp_path)) == "0 False"
 
 
 @pytest.mark.skipif(jit.INTERPRETED, reason="nothing is compiled with NUMBA_DISABLE_JIT=1")
 def test_without_a_cache_folder_kernels_are_compiled_in_memory() -> None:
     only = {"NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator", "NUMBA_CACHE_DIR": "/proc/none"}
-    assert run(LIST_CHILDREN, **only) == "in memory"
+    assert run(LIST_CHILDREN, **only) == "in memory True"
 
 
 @pytest.mark.skipif(jit.INTERPRETED, reason="nothing is compiled with NUMBA_DISABLE_JIT=1")
@@ -53,7 +53,7 @@ import errno, numba.core.caching as caching
 def full(*_): raise OSError(errno.ENOSPC, "No space left on device")
 caching.IndexDataCacheFile.save = full
 """
-    assert run(script + LIST_CHILDREN, NUMBA_CACHE_DIR=str(tmp_path)) == "1"
+    assert run(script + LIST_CHILDREN, NUMBA_CACHE_DIR=str(tmp_path)) == "1 True"
 
 
 def test_kernels_run_as_plain_python() -> None:
