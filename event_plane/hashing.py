@@ -43,8 +43,8 @@ class SequenceHasher:
     """Hashes one growing sequence block by block. Not thread-safe; tokens short of a block wait for the next call."""
 
     def __init__(self, salt: int, secret: bytes, block_tokens: int, *, after: int = 0) -> None:
-        """`salt` is a u64, `secret` the namespace's key of at most 64 bytes. `after` is the 128-bit sequence hash of the
-        block that the next one follows, 0 at the root. Raises `ValueError` naming a bad one."""
+        """`salt` is a u64, `secret` the namespace's key of at most 64 bytes. `after` is the 128-bit sequence hash of
+        the block that the next one follows, 0 at the root. Raises `ValueError` naming a bad one."""
         if not 0 <= salt <= _U64:
             raise ValueError(f"salt {salt} is no u64: take it from hashing.salt()")
         if len(secret) > SECRET_BYTES_MAX:
