@@ -92,7 +92,7 @@ def lacking(held: ShardSpan | None, held_bytes: int, put: ShardSpan | None, put_
         return ""
     return (
         f"it is there with {end - held.first} of {held.count} shards, from {held.first} on, and takes no more: let "
-        f"each worker's agent have a volume of its own, or put shards with SlabClient"
+        "each worker put through storage_agent.client_storage.ClientStorage, or to a volume of its own"
     )
 
 

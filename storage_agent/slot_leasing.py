@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from storage_agent.block_header import BlockHeader, PartChecksums, fold_checksums
@@ -48,6 +49,8 @@ class Grant(NamedTuple):
 
 Refuse = Callable[[PutBlock, int], Outcome | None]
 """Why a block of so many bytes cannot be put, if so."""
+Present = Callable[[PutBlock, int], Outcome]
+"""Of a block that is there: whether with the shards, of so many bytes, that were to be put."""
 Finish = Callable[[Sequence[SlotWrite]], dict[int, Outcome]]
 """Writes headers, checks what was written, announces and serves the blocks; frees the slots of those that failed."""
 
@@ -63,6 +66,7 @@ class SlotLeasing:
         store: LeasableStore,
         *,
         refuse: Refuse,
+        present: Present,
         finish: Finish,
     ) -> None:
         """Slots that clients of an earlier agent may still write are held back until they are done."""
@@ -71,6 +75,7 @@ class SlotLeasing:
         self._table_lock = table_lock
         self._store = store
         self._refuse = refuse
+        self._present = present
         self._finish = finish
         self._lock = threading.Lock()
         self._leases = LeaseTable(int.from_bytes(os.urandom(4), "little"))
@@ -156,7 +161,7 @@ class SlotLeasing:
     def _lease(self, facts: BlockFacts, shard: int, now_s: float) -> Grant | Outcome:
         assembly = self._leases.assembly(facts.key)
         if assembly is None:
-            begun = self._begin(facts, now_s)
+            begun = self._begin(facts, shard, now_s)
             if isinstance(begun, Outcome):
                 return begun
             assembly = begun
@@ -173,7 +178,7 @@ class SlotLeasing:
             return self._outcome(facts.key, Result.BUSY, reason=f"another client writes shard {shard}; try later")
         return Grant(self._leases.grant(assembly, shard, now_s), assembly.slot, shard)
 
-    def _begin(self, facts: BlockFacts, now_s: float) -> Assembly | Outcome:
+    def _begin(self, facts: BlockFacts, shard: int, now_s: float) -> Assembly | Outcome:
         block = PutBlock(facts.key, facts.namespace, memoryview(b""), span=facts.span, layout=facts.layout)
         refused = self._refuse(block, facts.payload_bytes)
         if refused is not None:
@@ -186,7 +191,9 @@ class SlotLeasing:
         if isinstance(reserved, Reservation):
             return self._leases.begin(facts, reserved, now_s)
         if reserved is Refusal.PRESENT:
-            return self._outcome(facts.key, Result.PRESENT, facts.payload_bytes)
+            if facts.span is None:
+                return self._present(block, facts.payload_bytes)
+            return self._present(replace(block, span=replace(facts.span, first=shard)), facts.span.shard_bytes)
         if reserved is Refusal.FULL:
             return self._outcome(facts.key, Result.FULL, reason="all slots are taken; free some first")
         return self._outcome(facts.key, Result.BUSY, reason="another put or delete of it is under way; try later")

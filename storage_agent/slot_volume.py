@@ -91,6 +91,7 @@ class SlotVolume:
             self._table_lock,
             store,
             refuse=self._refuse_put,
+            present=self._present,
             finish=lambda writes: self._write_and_serve(writes, store.write_headers, read_back=True),
         )
 
@@ -352,7 +353,7 @@ class SlotVolume:
         except BlockFormatError as error:
             return self._outcome(block.key, Result.FAILED, reason=str(error))
         if reserved is Refusal.PRESENT:
-            return self._present(block)
+            return self._present(block, block.payload.nbytes)
         if reserved is Refusal.FULL:
             which = f"slots for {payload_bytes} bytes" if self._table.classes else f"{self._table.capacity} slots"
             reason = f"all {which} are taken; free some first"
@@ -374,15 +375,15 @@ class SlotVolume:
         )
         return SlotWrite(index, header, payload)
 
-    def _present(self, block: PutBlock) -> Outcome:
-        """Of a block that is there: whether with the shards that were to be put."""
+    def _present(self, block: PutBlock, payload_bytes: int) -> Outcome:
+        """Of a block that is there: whether with the shards, of so many bytes, that were to be put."""
         with self._table_lock:
             held = self._table.live(block.key)
         if held is not None:
-            reason = lacking(held.span, held.payload_bytes, block.span, block.payload.nbytes)
+            reason = lacking(held.span, held.payload_bytes, block.span, payload_bytes)
             if reason:
                 return self._outcome(block.key, Result.FAILED, reason=reason)
-        return self._outcome(block.key, Result.PRESENT, block.payload.nbytes)
+        return self._outcome(block.key, Result.PRESENT, payload_bytes)
 
     def _write_durably(self, writes: Sequence[SlotWrite], write_all: WriteAll, read_back: bool) -> dict[int, Outcome]:
         """Write the slots, sync once. The outcomes of those that failed; their slots are free again or held back."""

@@ -1,4 +1,4 @@
-"""A tensor-parallel worker with a block manager of its own, as a process too: it offloads its shards to an owner's slab.
+"""A tensor-parallel worker with a block manager of its own, as a process too: it offloads shards to an owner's slab.
 
 The process prints what the offload counted. Told to halt after some batches, it says so when the next one's shards are
 written but neither synced nor committed, and waits to be killed.
@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,10 @@ import torch
 from event_plane.memory_transport import MemoryPublisher
 from event_plane.schema import producer_id
 from kvbm_core.block import ImmutableBlock
-from kvbm_core.config import KvbmConfig, PathLimits, TierVolumes
+from kvbm_core.config import KvbmConfig, TierVolumes
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.manager import KvBlockManager
 from kvbm_core.onboard import Onboarded
-from kvbm_core.paths import TransferPath
 from kvbm_core.sequence import TokenBlockSequence
 from storage_agent.client_storage import ClientStorage
 
@@ -48,7 +48,6 @@ class CoreWorker:
             host_blocks=16,
             disk=TierVolumes(volumes=(volume,), retention_s=60.0),
             transfer_blocks=BATCH_BLOCKS,
-            transfers={TransferPath.HOST_TO_DISK: PathLimits(concurrency=1, deadline_s=60.0)},
             hash_secret="a secret of the tests",
             model="tiny",
             headroom_bytes=0,
@@ -107,14 +106,15 @@ def main(url: str, rank: int, size: int, block_count: int, halt_after: int) -> N
     worker = CoreWorker(url, rank, size)
     syncs, sync = count(), os.fdatasync
 
-    def sync_or_halt(fd: int) -> None:
+    def sync_or_halt(fd: Any) -> None:
         if next(syncs) == halt_after:  # reached with the shards written
             halt()
         sync(fd)
 
-    if halt_after >= 0:
-        os.fdatasync = sync_or_halt
-    worker.compute_and_offload(worker.sequence(block_count))
+    os.fdatasync = sync_or_halt
+    wanted = worker.sequence(block_count)
+    for start in range(0, block_count, BATCH_BLOCKS):  # batches that are offloaded together go in any order
+        worker.compute_and_offload(wanted[start : start + BATCH_BLOCKS])
     totals = worker.manager.totals()
     print(dict(totals.put), dict(totals.put_refused), flush=True)
     worker.close()

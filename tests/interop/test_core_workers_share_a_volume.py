@@ -6,7 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -77,8 +77,12 @@ def key(number: int) -> BlockKey:
     return BlockKey(NAMESPACE.namespace_id, 0, number << 64 | 0x99)
 
 
+def content(number: int) -> bytes:
+    return b"%04d" % number * 100
+
+
 def block(number: int) -> PutBlock:
-    return PutBlock(key(number), NAMESPACE, memoryview(b"%04d" % number * 100))
+    return PutBlock(key(number), NAMESPACE, memoryview(content(number)))
 
 
 def get(storage: ClientStorage, *numbers: int) -> list[tuple[Result, str]]:
@@ -87,7 +91,7 @@ def get(storage: ClientStorage, *numbers: int) -> list[tuple[Result, str]]:
     outcomes = storage.get([key(n) for n in numbers], [memoryview(buffer) for buffer in buffers])
     for number, outcome, buffer in zip(numbers, outcomes, buffers, strict=True):
         if outcome.result is Result.HIT:
-            assert bytes(buffer) == block(number).payload
+            assert bytes(buffer) == content(number)
     return [(outcome.result, outcome.volume) for outcome in outcomes]
 
 
@@ -95,34 +99,26 @@ def results(outcomes: Sequence[Outcome]) -> list[Result]:
     return [outcome.result for outcome in outcomes]
 
 
-def test_blocks_of_two_workers_are_onboarded_by_any_number_of_them(tmp_path: Path) -> None:
-    with served(tmp_path) as (agent, url), ExitStack() as workers:
-        running = [workers.enter_context(worker(url, rank, 4)) for rank in range(2)]
-        for process in running:
-            assert process.stdout is not None
-            assert process.stdout.read() == "{'shared': 4} {}\n"
-            assert process.wait() == 0
-        assert agent.stat().volumes[0].blocks == 4
-        for size in (1, 2, 4):
-            for rank in range(size):
-                with closing(core_worker.CoreWorker(url, rank, size)) as reader:
-                    found = reader.onboard(reader.sequence(5))
-                    assert (found.sources, found.ended) == (["shared"] * 4, "miss")
+def assert_onboarded(url: str, blocks: int) -> None:
+    """By groups of 1, 2 and 4 workers, with the right bytes; the one behind them by none."""
+    for size in (1, 2, 4):
+        for rank in range(size):
+            with closing(core_worker.CoreWorker(url, rank, size)) as reader:
+                found = reader.onboard(reader.sequence(blocks + 1))
+                assert (found.sources, found.ended) == (["shared"] * blocks, "miss")
 
 
-def test_a_worker_killed_half_way_leaves_nothing_half_present_and_another_puts_its_shards(tmp_path: Path) -> None:
-    with served(tmp_path) as (agent, url), worker(url, 1, 4, halt_after=1) as victim:
-        with closing(core_worker.CoreWorker(url, 0, 2)) as first:
-            first.compute_and_offload(first.sequence(4))
-            assert first.manager.totals().put == {"shared": 4}
+def test_any_number_of_workers_read_what_two_put_and_one_that_is_killed_leaves_no_half_blocks(tmp_path: Path) -> None:
+    with served(tmp_path) as (agent, url), worker(url, 0, 4) as first, worker(url, 1, 4, halt_after=1) as victim:
+        assert first.stdout is not None
+        assert first.stdout.read() == "{'shared': 4} {}\n"
+        assert first.wait() == 0
         assert victim.stdout is not None
         assert victim.stdout.readline() == "halted\n"
         victim.kill()
         victim.wait()
         assert agent.stat().volumes[0].blocks == core_worker.BATCH_BLOCKS
-        with closing(core_worker.CoreWorker(url, 0, 1)) as reader:
-            found = reader.onboard(reader.sequence(4))
-            assert (found.sources, found.ended) == (["shared"] * core_worker.BATCH_BLOCKS, "miss")
+        assert_onboarded(url, core_worker.BATCH_BLOCKS)
         (volume,) = agent.volumes()
         assert isinstance(volume, SlotVolume)
         assert volume.leasing is not None
@@ -130,8 +126,8 @@ def test_a_worker_killed_half_way_leaves_nothing_half_present_and_another_puts_i
         with closing(core_worker.CoreWorker(url, 1, 2)) as again:
             again.compute_and_offload(again.sequence(4))
             assert again.manager.totals().put == {"shared": 4}
-        with closing(core_worker.CoreWorker(url, 0, 1)) as reader:
-            assert reader.onboard(reader.sequence(4)).sources == ["shared"] * 4
+        assert agent.stat().volumes[0].blocks == 4
+        assert_onboarded(url, 4)
 
 
 def test_volumes_are_asked_the_fastest_first_whatever_their_kind(tmp_path: Path) -> None:
@@ -167,6 +163,25 @@ def test_a_slice_is_read_of_a_volume_that_takes_no_clients(tmp_path: Path) -> No
         (outcome,) = storage.get([key(1)], [memoryview(buffer)], Shard(1, 2, layout))
         assert (outcome.result, outcome.payload_bytes) == (Result.HIT, 64)
         assert bytes(buffer) == whole[32:64] + whole[96:]
+
+
+def test_a_shard_is_not_said_to_be_there_where_the_agent_itself_put_another_alone(tmp_path: Path) -> None:
+    whole = content(1)
+    layout = BlockLayout((Axis("head", 4), Axis("element", 50)), 2, "head")
+
+    def shard(rank: int) -> PutBlock:
+        payload = memoryview(whole)[200 * rank : 200 * (rank + 1)]
+        return PutBlock(key(1), NAMESPACE, payload, span=ShardSpan(200, rank, 2), layout=layout)
+
+    with served(tmp_path) as (agent, url), ClientStorage(url) as storage:
+        assert results(agent.put("shared", [shard(0)])) == [Result.STORED]
+        (other,) = storage.put("shared", [shard(1)])
+        assert other.result is Result.FAILED
+        assert "let each worker put through storage_agent.client_storage.ClientStorage" in other.reason
+        assert results(storage.put("shared", [shard(0)])) == [Result.PRESENT]
+        assert results(storage.delete("d-1", "shared", [key(1)]).outcomes) == [Result.DELETED]
+        assert results(storage.put("shared", [shard(0), shard(1)])) == [Result.STORED] * 2
+        assert get(storage, 1) == [(Result.HIT, "shared")]
 
 
 def test_what_the_owner_alone_does_is_refused_and_an_unknown_volume_named(tmp_path: Path) -> None:
