@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -150,6 +152,27 @@ def test_volumes_are_asked_the_fastest_first_whatever_their_kind(tmp_path: Path)
         assert results(storage.delete("d-1", "slow", [key(1)]).outcomes) == [Result.DELETED]
         assert get(storage, 1, 3) == [(Result.MISS, ""), (Result.HIT, "slow")]
         assert [volume.blocks for volume in storage.stat().volumes] == [v.blocks for v in agent.stat().volumes]
+
+
+def test_threads_share_it_until_it_is_closed_under_them(tmp_path: Path) -> None:
+    fast = slab(tmp_path, "fast", speed_rank=0)
+    with served(tmp_path, fast) as (_, url), ClientStorage(url) as storage, ThreadPoolExecutor(4) as pool:
+
+        def put_and_get(number: int) -> str:
+            assert results(storage.put(("fast", "shared")[number % 2], [block(number)])) == [Result.STORED]
+            while True:
+                (outcome,) = storage.get([key(number)], [memoryview(bytearray(400))])
+                if outcome.result is not Result.HIT:
+                    return outcome.reason
+                rounds.release()
+
+        rounds = threading.Semaphore(0)
+        ends = [pool.submit(put_and_get, number) for number in range(4)]
+        for _ in range(20):
+            assert rounds.acquire(timeout=30)
+        storage.close()
+        for end in ends:
+            assert "is closed" in end.result(30)
 
 
 def test_a_slice_is_read_of_a_volume_that_takes_no_clients(tmp_path: Path) -> None:
