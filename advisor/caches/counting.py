@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from advisor.index.jit import inlined
 
@@ -10,6 +10,22 @@ Array = Any
 """As numba types it."""
 
 RUN_BLOCKS, RUN_TOKENS, HITS, COUNTERS = range(4)
+
+
+class Trace(NamedTuple):
+    """`requests.RequestTrace` for kernels. Requests before `counted_from` are not counted.
+
+    `whole_blocks`: a request's last block counts as all others; otherwise it has what is left of the input.
+    """
+
+    ids: Array
+    ends: Array
+    input_tokens: Array
+    block_tokens: Array
+    depths: Array
+    parents: Array
+    counted_from: int
+    whole_blocks: bool
 
 
 @inlined
@@ -22,10 +38,14 @@ def leading(ids: Array, first: int, end: int, present: Array) -> int:
 
 
 @inlined
-def count_run(out: Array, run: int, blocks: int, input_tokens: int, block_tokens: int, whole_blocks: bool) -> None:
-    """`whole_blocks`: a last block counts as all others; otherwise it has what is left of the input."""
+def arrive(t: Trace, r: int, first: int, end: int, present: Array, out: Array) -> bool:
+    """Count what request `r` finds when it arrives. Whether it is one of those that are counted."""
+    if r < t.counted_from:
+        return False
+    run = leading(t.ids, first, end, present)
     out[RUN_BLOCKS] += run
-    if run == blocks and run > 0 and not whole_blocks:
-        out[RUN_TOKENS] += input_tokens
+    if run == end - first and run > 0 and not t.whole_blocks:
+        out[RUN_TOKENS] += t.input_tokens[r]
     else:
-        out[RUN_TOKENS] += run * block_tokens
+        out[RUN_TOKENS] += run * t.block_tokens[r]
+    return True

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from advisor.caches.counting import HITS, count_run, leading
+from advisor.caches.counting import HITS, Trace, arrive
 from advisor.caches.heap import enter, take_out
-from advisor.caches.kernels_flat import Trace
 from advisor.caches.linked import clear, oldest, push, unlink
 from advisor.index.jit import inlined, kernel
 
@@ -52,10 +51,7 @@ def arc(
     first = 0
     for r in range(len(t.ends)):
         end = t.ends[r]
-        counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        counted = arrive(t, r, first, end, present, out)
         for i in range(first, end):
             block = t.ids[i]
             found = where[block]
@@ -128,10 +124,7 @@ def arc_of_leaves(
     first = 0
     for r in range(len(t.ends)):
         end = t.ends[r]
-        counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        counted = arrive(t, r, first, end, present, out)
         for i in range(first, end):
             block = t.ids[i]
             pinned[block] = r + 1

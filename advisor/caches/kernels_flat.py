@@ -6,28 +6,15 @@ Every kernel takes a `Trace` of arrays, the capacity in blocks, and scratch arra
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from advisor.caches.counting import HITS, count_run, leading
+from advisor.caches.counting import HITS, Trace, arrive
 from advisor.caches.heap import enter, rekeyed, take_out
 from advisor.caches.linked import clear, oldest, push, unlink
 from advisor.index.jit import kernel
 
 Array = Any
 """As numba types it."""
-
-
-class Trace(NamedTuple):
-    """`requests.RequestTrace` for kernels, and from which request on is counted."""
-
-    ids: Array
-    ends: Array
-    input_tokens: Array
-    block_tokens: Array
-    depths: Array
-    parents: Array
-    counted_from: int
-    whole_blocks: bool
 
 
 @kernel
@@ -41,10 +28,7 @@ def by_age(
     first = 0
     for r in range(len(t.ends)):
         end = t.ends[r]
-        counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        counted = arrive(t, r, first, end, present, out)
         for i in range(first, end):
             block = t.ids[end - 1 - (i - first)] if from_leaf else t.ids[i]
             if present[block]:
@@ -74,10 +58,7 @@ def lfu(t: Trace, capacity: int, present: Array, newer: Array, older: Array, cou
     first = 0
     for r in range(len(t.ends)):
         end = t.ends[r]
-        counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        counted = arrive(t, r, first, end, present, out)
         for i in range(first, end):
             block = t.ids[i]
             if present[block]:
@@ -123,10 +104,7 @@ def by_key(
     first = 0
     for r in range(len(t.ends)):
         end = t.ends[r]
-        counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        counted = arrive(t, r, first, end, present, out)
         for i in range(first, end):
             block = t.ids[i]
             now += 1
@@ -170,10 +148,7 @@ def two_queues(t: Trace, capacity: int, present: Array, newer: Array, older: Arr
     first = 0
     for r in range(len(t.ends)):
         end = t.ends[r]
-        counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        counted = arrive(t, r, first, end, present, out)
         for i in range(first, end):
             block = t.ids[i]
             if present[block]:
@@ -224,10 +199,7 @@ def sieve(t: Trace, capacity: int, present: Array, newer: Array, older: Array, s
     first = 0
     for r in range(len(t.ends)):
         end = t.ends[r]
-        counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        counted = arrive(t, r, first, end, present, out)
         for i in range(first, end):
             block = t.ids[i]
             if present[block]:
@@ -272,10 +244,7 @@ def s3_fifo(
     first = 0
     for r in range(len(t.ends)):
         end = t.ends[r]
-        counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        counted = arrive(t, r, first, end, present, out)
         for i in range(first, end):
             block = t.ids[i]
             if present[block]:

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.caches import kernels_arc, kernels_flat, kernels_of_tree
-from advisor.caches.counting import COUNTERS
-from advisor.caches.kernels_flat import Trace
+from advisor.caches.counting import COUNTERS, Trace
 from advisor.caches.requests import RequestTrace
 from advisor.errors import AdvisorError
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +71,18 @@ def test_kernels_run_as_plain_python() -> None:
         timeout=170,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_a_kernel_is_compiled_again_when_a_helper_in_another_file_of_its_room_changed(tmp_path: Path) -> None:
+    for room, text in (("one", "1"), ("two", "2")):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "kernel.py").write_text("def kernel(): pass")
+        (tmp_path / room / "helper.py").write_text(text)
+
+    def stamp(room: str) -> str:
+        code = compile("def kernel(): pass", str(tmp_path / room / "kernel.py"), "exec")
+        names: dict[str, Any] = {}
+        exec(code, names)
+        return jit.stamp_of(names["kernel"])
+
+    assert stamp("one") != stamp("two")
