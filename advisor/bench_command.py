@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
+from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from advisor.errors import AdvisorError
 from event_plane.console import table_console
 from event_plane.figures import Figure
 
+WORKERS_MAX = 16
 GROUP = "kvadvisor.benches"
 JSON_KEYS = ("name", "value", "unit", "goal", "met")
 
@@ -31,13 +33,16 @@ def bench(
     name: Annotated[str, typer.Argument(help="Which benchmark, e.g. index.")],
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the figures that have a goal here.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="End within 45 s; smaller, and not all of it.")] = False,
+    workers: Annotated[
+        str | None, typer.Option("--workers", help="Of core: how many load at once beside compute, e.g. 1,2,4.")
+    ] = None,
 ) -> None:
     """Measure this machine. The exit status is 0 whatever is met; ratios say more than times on a noisy machine."""
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in found:
         raise BenchError(f"there is no benchmark {name!r}: choose one of {', '.join(sorted(found))}")
     run: Bench = found[name].load()
-    figures = run(quick)
+    figures = run(quick) if workers is None else _with_workers(name, run)(quick, workers=_counts(workers))
     console = table_console()
     for table in _tables(name, figures):
         console.print(table)
@@ -47,6 +52,22 @@ def bench(
             json_out.write_text(json.dumps(rows, indent=1) + "\n")
         except OSError as fault:
             raise BenchError(f"{json_out} cannot be written ({fault.strerror}): choose another place") from fault
+
+
+def _with_workers(name: str, run: Bench) -> Callable[..., list[Figure]]:
+    if "workers" not in signature(run).parameters:
+        raise BenchError(f"benchmark {name!r} takes no --workers: leave it out, or choose core")
+    return run
+
+
+def _counts(workers: str) -> list[int]:
+    try:
+        counts = [int(count) for count in workers.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or not all(1 <= count <= WORKERS_MAX for count in counts):
+        raise BenchError(f"--workers {workers!r} is no list of counts: give some of 1 to {WORKERS_MAX}, e.g. 1,2,4")
+    return counts
 
 
 def _tables(name: str, figures: list[Figure]) -> Iterator[Table]:

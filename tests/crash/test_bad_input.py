@@ -238,3 +238,10 @@ def test_demo_on_a_folder_in_use_leaves_it_alone(tmp_path: Path, ends: Ends) -> 
         assert ends("demo", "--dir", folder).startswith(f"{folder / 'demo'} is in use by process {holder.pid} on ")
         holder.kill()
     assert list(folder.iterdir()) == [lock_path(folder / "demo")]
+
+
+def test_bench_with_workers_that_mean_nothing(ends: Ends) -> None:
+    sentence = "--workers '1,x' is no list of counts: give some of 1 to 16, e.g. 1,2,4"
+    assert ends("bench", "core", "--workers", "1,x") == sentence
+    sentence = "benchmark 'index' takes no --workers: leave it out, or choose core"
+    assert ends("bench", "index", "--workers", "1") == sentence
