@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -31,6 +31,15 @@ from advisor.replay import (
     replay_recording,
     replay_trace,
 )
+from advisor.replay_tiers import (
+    DEFAULT_ADMISSIONS,
+    TierResult,
+    replay_all,
+    require_costs,
+    tier_tables,
+    tierings,
+)
+from advisor.tiers import ADMISSIONS, EVICTIONS, Costs, Tiering
 from event_plane.pacing import Pace
 from event_plane.recording import detect_format
 
@@ -47,6 +56,8 @@ class FileReport:
     requests: int = 0
     events: int = 0
     results: list[TraceResult] = field(default_factory=list)
+    tiers: list[TierResult] = field(default_factory=list)
+    """Results of two tiers, which a report then has instead."""
     live: list[int] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
 
@@ -56,7 +67,7 @@ class FileReport:
             "format": self.format,
             "requests": self.requests,
             "events": self.events,
-            "results": [as_json(result) for result in self.results],
+            "results": [as_json(result) for result in self.results] or [tier.as_json() for tier in self.tiers],
             "live_blocks": len(self.live),
             "refused": self.refused,
         }
@@ -101,6 +112,49 @@ def replay(
             help="Of traces, count only the last half of the requests, and a last block as many tokens as the others.",
         ),
     ] = False,
+    fast: Annotated[
+        list[int] | None,
+        typer.Option("--fast", help="Run traces through two tiers, the fast one of so many blocks; repeatable."),
+    ] = None,
+    budget: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--budget", help="With --fast: moves for each different block; repeatable (default: unlimited)."
+        ),
+    ] = None,
+    admission: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--admission",
+            help=f"With --fast: of {', '.join(ADMISSIONS)}; repeatable (default: {', '.join(DEFAULT_ADMISSIONS)}).",
+        ),
+    ] = None,
+    eviction: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--eviction",
+            help=f"With --fast: of {', '.join(EVICTIONS)}; repeatable (default: the admission's own).",
+        ),
+    ] = None,
+    token_bytes: Annotated[
+        int, typer.Option("--token-bytes", help="With --fast: KV bytes of a token, all layers.")
+    ] = Costs.token_bytes,
+    fast_gb_s: Annotated[
+        float, typer.Option("--fast-gb-s", help="With --fast: the fast tier's reads.")
+    ] = Costs.fast_bytes_per_s / 1e9,
+    slow_gb_s: Annotated[
+        float, typer.Option("--slow-gb-s", help="With --fast: the slow tier's reads.")
+    ] = Costs.slow_bytes_per_s / 1e9,
+    prefill_tokens_s: Annotated[
+        float, typer.Option("--prefill-tokens-s", help="With --fast: how fast the engine computes.")
+    ] = Costs.prefill_tokens_per_s,
+    fast_price: Annotated[
+        float, typer.Option("--fast-price", help="With --fast: dollars for a GB-month of the fast tier.")
+    ] = 0.0,
+    move_price: Annotated[float, typer.Option("--move-price", help="With --fast: dollars for a GB moved.")] = 0.0,
+    prefill_price: Annotated[
+        float, typer.Option("--prefill-price", help="With --fast: dollars for an hour of computing.")
+    ] = 0.0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
     state_out: Annotated[
         Path | None, typer.Option("--state", help="Write the live blocks' low 64 hash bits here, sorted.")
@@ -118,6 +172,20 @@ def replay(
             raise ReplayError("--last-half counts what is replayed at once: leave out --speed")
         for name in policies:
             TraceReplay(name, capacities[0])
+    jobs = _tier_jobs(fast, admission, eviction, budget, conflict="--speed" if speed is not None else "")
+    costs = require_costs(
+        Costs(
+            token_bytes,
+            fast_gb_s * 1e9,
+            slow_gb_s * 1e9,
+            prefill_tokens_s,
+            fast_price,
+            move_price,
+            prefill_price,
+        )
+    )
+    if jobs and state_out is not None:
+        raise ReplayError("--state lists the blocks of one tier: leave out --fast")
     for out in (json_out, state_out):
         if out is not None:
             require_writable(out)
@@ -125,7 +193,9 @@ def replay(
     console = Console(markup=False)
     reports: list[FileReport] = []
     for path, kind in zip(files, formats, strict=True):
-        if kind == "trace":
+        if kind == "trace" and jobs:
+            reports.append(_tiers_report(path, jobs, costs, last_half=last_half))
+        elif kind == "trace":
             reports.append(
                 _trace_report(
                     path, policies, capacities, speed, last_half=last_half, keep_live=state_out is not None
@@ -162,6 +232,33 @@ def _recording_report(path: Path, kind: str, speed: float | None) -> FileReport:
         live=live_blocks(replayed.fold),
         refused=replayed.refused,
     )
+
+
+def _tier_jobs(
+    fast: list[int] | None,
+    admissions: list[str] | None,
+    evictions: list[str] | None,
+    budgets: list[float] | None,
+    *,
+    conflict: str,
+) -> list[Tiering]:
+    if fast:
+        if conflict:
+            raise ReplayError(f"--fast replays at once: leave out {conflict}")
+        return tierings(fast, list(admissions or DEFAULT_ADMISSIONS), list(evictions or ()), list(budgets or ()))
+    for name, given in (("--admission", admissions), ("--eviction", evictions), ("--budget", budgets)):
+        if given:
+            raise ReplayError(f"{name} is of two tiers: give --fast BLOCKS as well, the size of the fast one")
+    return []
+
+
+def _tiers_report(path: Path, jobs: list[Tiering], costs: Costs, *, last_half: bool) -> FileReport:
+    trace = load_trace(path)
+    with _progress(path.name, len(jobs) * trace.requests) as advance:
+        results = replay_all(
+            trace, jobs, costs, advance, counted_from=trace.requests // 2 if last_half else 0
+        )
+    return FileReport(str(path), "trace", requests=trace.requests, events=trace.accesses, tiers=results)
 
 
 def _trace_report(
@@ -219,7 +316,9 @@ def _title(report: FileReport) -> str:
     return f"{report.path}: {report.requests:,} requests, {report.events:,} block accesses"
 
 
-def _table(report: FileReport) -> Table:
+def _table(report: FileReport) -> RenderableType:
+    if report.tiers:
+        return tier_tables(report.tiers)
     table = Table()
     if report.format != "trace":
         table.add_column("events", justify="right")

@@ -7,7 +7,12 @@ from advisor.index.jit import inlined
 
 @inlined
 def first_token_s(
-    fast_bytes: float, slow_bytes: float, recomputed_tokens: float, fast_rate: float, slow_rate: float, prefill_rate: float
+    fast_bytes: float,
+    slow_bytes: float,
+    computed_tokens: float,
+    fast_rate: float,
+    slow_rate: float,
+    prefill_rate: float,
 ) -> float:
     """Both tiers are read at once, then the rest is computed. Rates in bytes/s and tokens/s."""
-    return max(fast_bytes / fast_rate, slow_bytes / slow_rate) + recomputed_tokens / prefill_rate
+    return max(fast_bytes / fast_rate, slow_bytes / slow_rate) + computed_tokens / prefill_rate
