@@ -16,18 +16,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from advisor.caches import CacheFigures, RequestTrace
 from advisor.entries import EntryKind, LogEntry, SettingsEntry, Tick, VolumeEntry, encode_control
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.index import ORDERS, PlaceKey
+from advisor.path_hashes import NAMESPACE, NO_HASH, path_hash
 from advisor.policies.tiering import POLICY_VERSION
 from advisor.recorded import Reading, opened_log, read_recorded
 from event_plane.pacing import Pace
-from event_plane.recording import TRACE_BLOCK_TOKENS, read_trace
-from event_plane.schema import RECORD_DTYPE, Namespace, Records, Tier
+from event_plane.recording import read_trace
+from event_plane.schema import RECORD_DTYPE, Records, Tier
 
 _CACHE = "cache"
 _PRODUCER = 1
@@ -91,7 +91,7 @@ class Trace:
         return kept
 
 
-NAMESPACE_ID = Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id
+NAMESPACE_ID = NAMESPACE.namespace_id
 
 
 def load_trace(path: Path) -> Trace:
@@ -109,12 +109,11 @@ def load_trace(path: Path) -> Trace:
     depths: list[int] = []
     tokens: list[int] = []
     for request in sorted(read_trace(path), key=lambda request: request.timestamp_ms):
-        parent = _NO_HASH
+        parent = NO_HASH
         for depth, block_id in enumerate(request.block_ids):
             block_hash = known.get((parent, block_id))
             if block_hash is None:
-                link = parent + (block_id & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")
-                block_hash = known[parent, block_id] = xxhash.xxh3_128_digest(link)
+                block_hash = known[parent, block_id] = path_hash(parent, block_id)
             hashes.append(block_hash)
             parents.append(parent)
             depths.append(depth)
@@ -136,9 +135,6 @@ def load_trace(path: Path) -> Trace:
     records["block_tokens"] = np.clip(tokens, 0, 0xFFFF)
     records["hits"] = 1
     return Trace(timestamps_ms, input_tokens, block_tokens, ends, records, pairs)
-
-
-_NO_HASH = bytes(16)
 
 
 class TraceReplay:
