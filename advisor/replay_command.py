@@ -26,7 +26,6 @@ from advisor.replay import (
     TraceResult,
     as_json,
     live_blocks,
-    load_trace,
     replay_log,
     replay_recording,
     replay_trace,
@@ -40,6 +39,7 @@ from advisor.replay_tiers import (
     tierings,
 )
 from advisor.tiers import ADMISSIONS, EVICTIONS, Costs, Tiering
+from advisor.traces import load_trace
 from event_plane.pacing import Pace
 from event_plane.recording import detect_format
 

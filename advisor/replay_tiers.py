@@ -14,7 +14,7 @@ from rich.table import Table
 from advisor.caches import replay_cache
 from advisor.caches.requests import RequestTrace
 from advisor.errors import AdvisorError
-from advisor.replay import Progress, Trace
+from advisor.replay import Progress
 from advisor.tiers import (
     Costs,
     Spread,
@@ -25,6 +25,7 @@ from advisor.tiers import (
     scan_survival,
     timed,
 )
+from advisor.traces import Trace
 
 DEFAULT_ADMISSIONS = ("touch-2",)
 _MONTH_S = 30 * 86_400.0

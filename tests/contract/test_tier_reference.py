@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from advisor.replay import load_trace
 from advisor.tiers import Costs, Tiering, TimedTrace, replay_tiers, scan_survival, timed
+from advisor.traces import load_trace
 
 FAST_BLOCKS = 5_859
 BUDGETS = (0.02, 0.05, 0.10, 0.25, 0.50, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,12 +12,12 @@ import pytest
 
 from advisor.cli import main
 from advisor.recorded import Reading, read_recorded
-from advisor.replay import load_trace
 from advisor.simulation import PRESETS, WorkloadError, load_preset, load_workload, simulate_requests
 from advisor.simulation.engine import SimulatedEngine
 from advisor.simulation.faults import with_faults
 from advisor.simulation.workload import Burst, Faults, Restart, TenantLoad, Workload
 from advisor.simulation.writing import write_simulation
+from advisor.traces import load_trace
 from event_plane.recording import read_trace
 from event_plane.schema import EventType
 
@@ -44,7 +45,7 @@ def test_same_seed_gives_the_same_bytes(tmp_path: Path, name: str) -> None:
 def test_each_preset_is_a_trace_by_time_whose_blocks_cover_its_tokens(preset: str) -> None:
     requests = list(simulate_requests(msgspec.structs.replace(load_preset(preset), minutes=8), 1))
     assert 500 < len(requests) < 3_000
-    assert all(a.timestamp_ms <= b.timestamp_ms for a, b in zip(requests, requests[1:], strict=False))
+    assert all(a.timestamp_ms <= b.timestamp_ms for a, b in itertools.pairwise(requests))
     assert all(len(r.block_ids) == -(-r.input_tokens // 512) for r in requests)
     assert all(len(set(r.block_ids)) == len(r.block_ids) for r in requests)
 
@@ -62,7 +63,6 @@ def test_a_turn_continues_the_whole_blocks_of_the_turn_before() -> None:
 
 
 def test_a_block_after_different_blocks_is_a_different_block() -> None:
-    """A replayed trace holds as many different blocks as the simulation has numbers for: none depends on its path."""
     requests = list(simulate_requests(one_tenant(documents=5, documents_drawn=2, document_tokens=700), 1))
     parents: dict[int, set[int]] = {}
     for request in requests:
@@ -159,7 +159,7 @@ def test_faults_are_done_as_often_as_told() -> None:
     messages = list(with_faults(range(10_000), faults, 1, done))
     assert len(set(messages)) == 10_000 - done["lost"]
     assert len(messages) == len(set(messages)) + done["doubled"]
-    out_of_order = sum(a > b for a, b in zip(messages, messages[1:], strict=False))
+    out_of_order = sum(a > b for a, b in itertools.pairwise(messages))
     assert out_of_order == done["reordered"]
     for name in ("lost", "doubled", "reordered"):
         assert 700 < done[name] < 1_300
