@@ -21,7 +21,7 @@ from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.index import ORDERS, PlaceKey
 from advisor.path_hashes import NAMESPACE
-from advisor.policies.tiering import POLICY_VERSION
+from advisor.policies.registry import POLICY_VERSION
 from advisor.recorded import Reading, opened_log, read_recorded
 from advisor.traces import Trace
 from event_plane.pacing import Pace
