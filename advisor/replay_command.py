@@ -18,7 +18,8 @@ from rich.table import Table
 from advisor.caches import POLICIES, replay_cache, require_policy
 from advisor.index import ORDERS
 from advisor.outputs import require_writable, write_json
-from advisor.recorded import is_log
+from advisor.recorded import Reading, is_log
+from advisor.recorded_requests import trace_of_recording
 from advisor.replay import (
     RecordingReplay,
     ReplayError,
@@ -39,7 +40,7 @@ from advisor.replay_tiers import (
     tierings,
 )
 from advisor.tiers import ADMISSIONS, EVICTIONS, Costs, Tiering
-from advisor.traces import load_trace
+from advisor.traces import Trace, load_trace
 from event_plane.pacing import Pace
 from event_plane.recording import detect_format
 
@@ -85,7 +86,7 @@ def replay(
         list[str] | None,
         typer.Option(
             "--policy",
-            help=f"Eviction policy for traces, of {', '.join(sorted(POLICIES))}; repeatable"
+            help=f"Eviction policy for requests, of {', '.join(sorted(POLICIES))}; repeatable"
             f" (default: {', '.join(DEFAULT_POLICIES)}).",
         ),
     ] = None,
@@ -93,7 +94,7 @@ def replay(
         list[int] | None,
         typer.Option(
             "--capacity",
-            help="Capacity in blocks for traces; repeatable"
+            help="Capacity in blocks, for requests; repeatable"
             f" (default: {', '.join(str(blocks) for blocks in DEFAULT_CAPACITIES)}).",
         ),
     ] = None,
@@ -109,12 +110,12 @@ def replay(
         bool,
         typer.Option(
             "--last-half",
-            help="Of traces, count only the last half of the requests, and a last block as many tokens as the others.",
+            help="Count only the last half of the requests, and a last block as many tokens as the others.",
         ),
     ] = False,
     fast: Annotated[
         list[int] | None,
-        typer.Option("--fast", help="Run traces through two tiers, the fast one of so many blocks; repeatable."),
+        typer.Option("--fast", help="Run requests through two tiers, the fast one of so many blocks; repeatable."),
     ] = None,
     budget: Annotated[
         list[float] | None,
@@ -193,16 +194,18 @@ def replay(
     console = Console(markup=False)
     reports: list[FileReport] = []
     for path, kind in zip(files, formats, strict=True):
-        if kind == "trace" and jobs:
-            reports.append(_tiers_report(path, jobs, costs, last_half=last_half))
-        elif kind == "trace":
-            reports.append(
-                _trace_report(
-                    path, policies, capacities, speed, last_half=last_half, keep_live=state_out is not None
-                )
-            )
-        else:
+        if kind != "trace" and (speed is not None or not (jobs or policy or capacity)):
             reports.append(_recording_report(path, kind, speed))
+            continue
+        trace, refused = _requests_of(path, kind)
+        if jobs:
+            report = _tiers_report(path, trace, jobs, costs, last_half=last_half)
+        else:
+            report = _trace_report(
+                path, trace, policies, capacities, speed, last_half=last_half, keep_live=state_out is not None
+            )
+        report.format, report.refused = kind, refused
+        reports.append(report)
     for report in reports:
         console.print(_title(report), soft_wrap=True)
         console.print(_table(report))
@@ -252,8 +255,15 @@ def _tier_jobs(
     return []
 
 
-def _tiers_report(path: Path, jobs: list[Tiering], costs: Costs, *, last_half: bool) -> FileReport:
-    trace = load_trace(path)
+def _requests_of(path: Path, kind: str) -> tuple[Trace, dict[str, int]]:
+    """A trace's own, or those behind a recording's events; what could not be used of it, by reason."""
+    if kind == "trace":
+        return load_trace(path), {}
+    reading = Reading()
+    return trace_of_recording(path, reading), dict(reading.refused)
+
+
+def _tiers_report(path: Path, trace: Trace, jobs: list[Tiering], costs: Costs, *, last_half: bool) -> FileReport:
     with _progress(path.name, len(jobs) * trace.requests) as advance:
         results = replay_all(
             trace, jobs, costs, advance, counted_from=trace.requests // 2 if last_half else 0
@@ -263,6 +273,7 @@ def _tiers_report(path: Path, jobs: list[Tiering], costs: Costs, *, last_half: b
 
 def _trace_report(
     path: Path,
+    trace: Trace,
     policies: list[str],
     capacities: list[int],
     speed: float | None,
@@ -270,7 +281,6 @@ def _trace_report(
     last_half: bool,
     keep_live: bool,
 ) -> FileReport:
-    trace = load_trace(path)
     requests = trace.as_requests()
 
     def at_once(policy: str, blocks: int) -> tuple[TraceResult, list[int]]:
@@ -311,16 +321,17 @@ def _progress(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 
 def _title(report: FileReport) -> str:
-    if report.format != "trace":
+    if not (report.results or report.tiers):
         return f"{report.path}: {report.format}"
-    return f"{report.path}: {report.requests:,} requests, {report.events:,} block accesses"
+    behind = "" if report.format == "trace" else f" behind the events of a {report.format}"
+    return f"{report.path}: {report.requests:,} requests{behind}, {report.events:,} block accesses"
 
 
 def _table(report: FileReport) -> RenderableType:
     if report.tiers:
         return tier_tables(report.tiers)
     table = Table()
-    if report.format != "trace":
+    if not report.results:
         table.add_column("events", justify="right")
         table.add_column("live blocks at the end", justify="right")
         table.add_row(f"{report.events:,}", f"{len(report.live):,}")
