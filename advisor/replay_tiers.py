@@ -27,7 +27,7 @@ from advisor.tiers import (
 )
 from advisor.traces import Trace
 
-DEFAULT_ADMISSIONS = ("touch-2",)
+DEFAULT_ADMISSIONS = ("auto",)
 _MONTH_S = 30 * 86_400.0
 
 

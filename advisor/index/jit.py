@@ -68,6 +68,14 @@ def inlined(function: F) -> F:
     return made
 
 
+def rule(function: F) -> F:
+    """A small function of numbers that Python calls as well as kernels, which merge it into themselves."""
+    if INTERPRETED:
+        return function
+    made: F = _compiled(function, forceinline=True)
+    return made
+
+
 def routine(function: F) -> F:
     """A helper that stays a call of its own: what is rare or long."""
     if INTERPRETED:

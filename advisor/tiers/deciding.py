@@ -6,6 +6,8 @@ from typing import Any
 
 from advisor.index.jit import inlined, routine
 from advisor.policies.rules.admission import affordable, remembered, touched_enough
+from advisor.policies.rules.eviction import VALUE
+from advisor.policies.rules.worth import LEAST_WORTH, SWAP_MARGIN, protected, worth_swapping
 from advisor.tiers.fast_tier import HEAPED, TOKENS, TURN, USED, FastTier, bring_in, evict_first, into_heap, touch
 from advisor.tiers.reads import Heat, TimedTrace
 from advisor.tiers.sorting import heap_up, take_best
@@ -17,11 +19,11 @@ ALWAYS, TOUCHES, GHOST = range(3)
 
 
 @inlined
-def touch_all(t: TimedTrace, first: int, end: int, heat: Heat, tier: FastTier) -> None:
+def touch_all(t: TimedTrace, first: int, end: int, heat: Heat, tier: FastTier, values: Array) -> None:
     """The request's blocks are used in the tier, and stay out of its heap until `settle`."""
     for i in range(first, end):
         block = t.ids[i]
-        touch(tier, block, heat.touches[block], heat.scores[block])
+        touch(tier, block, heat.touches[block], values[block])
 
 
 @inlined
@@ -97,3 +99,95 @@ def admit_ranked(
             evict_first(tier, t.parents, heat.pins, -1, now_s)
         bring_in(tier, block, parent, heat.touches[block], values[block], now_s)
         into_heap(tier, block)
+
+
+@routine
+def admit_worthy(
+    t: TimedTrace, r: int, first: int, end: int, heat: Heat, tier: FastTier, worth: Array, least: float
+) -> None:
+    """Of the request's path, root to leaf, what is worth `least`, each for something worth less by a margin."""
+    now_s = t.arrivals_s[r]
+    for i in range(first, end):
+        block = t.ids[i]
+        if tier.present[block]:
+            continue
+        parent = t.parents[block]
+        if worth[block] < least or (parent >= 0 and not tier.present[parent]) or not affordable(tier.levels[TOKENS]):
+            break
+        if tier.counts[USED] == tier.capacity:
+            if tier.counts[HEAPED] == 0 or not worth_swapping(worth[block], worth[tier.heap[0]]):
+                break
+            evict_first(tier, t.parents, heat.pins, r + 1, now_s)
+        bring_in(tier, block, parent, heat.touches[block], worth[block], now_s)
+
+
+@routine
+def admit_guarded(
+    t: TimedTrace, r: int, first: int, end: int, heat: Heat, tier: FastTier, threshold: int, worth: Array
+) -> None:
+    """From the `threshold`-th touch, root to leaf; a block used once drives out no block of promise used twice."""
+    now_s = t.arrivals_s[r]
+    for i in range(first, end):
+        block = t.ids[i]
+        if tier.present[block]:
+            continue
+        parent = t.parents[block]
+        if not touched_enough(heat.touches[block], threshold) or not affordable(tier.levels[TOKENS]):
+            break
+        if parent >= 0 and not tier.present[parent]:
+            break
+        if tier.counts[USED] == tier.capacity:
+            if tier.counts[HEAPED] == 0:
+                break
+            victim = tier.heap[0]
+            if protected(heat.touches[block], worth[block], heat.touches[victim], worth[victim]):
+                break
+            evict_first(tier, t.parents, heat.pins, r + 1, now_s)
+        bring_in(tier, block, parent, heat.touches[block], worth[block], now_s)
+
+
+@inlined
+def blocks_found(t: TimedTrace, first: int, run: int, tier: FastTier) -> int:
+    found = 0
+    for i in range(first, first + run):
+        found += tier.present[t.ids[i]]
+    return found
+
+
+@inlined
+def renew_worth(tier: FastTier, known: int, worth: Array) -> None:
+    """Every key is a block's worth again."""
+    for at in range(tier.counts[HEAPED]):
+        tier.places[tier.heap[at]] = -1
+    tier.counts[HEAPED] = 0
+    for block in range(known):
+        if tier.present[block]:
+            tier.keys[block] = worth[block]
+            into_heap(tier, block)
+
+
+@routine
+def swap_worthy(
+    t: TimedTrace, heat: Heat, tier: FastTier, worth: Array, known: int, waiting: Array, now_s: float
+) -> float:
+    """The best absent blocks for the worst present ones, while the budget lasts.
+
+    Returns the price of a move from now on: the worth of the best that it could not pay for.
+    """
+    if tier.rule == VALUE:
+        renew_worth(tier, known, worth)
+    count = 0
+    for block in range(known):
+        if not tier.present[block] and worth[block] >= LEAST_WORTH:
+            waiting[count] = block
+            count += 1
+    if affordable(tier.levels[TOKENS]):
+        admit_ranked(t, waiting, count, heat, tier, worth, SWAP_MARGIN, LEAST_WORTH, now_s)
+    price = LEAST_WORTH
+    if not affordable(tier.levels[TOKENS]):
+        for at in range(count):
+            block = waiting[at]
+            parent = t.parents[block]
+            if not tier.present[block] and (parent < 0 or tier.present[parent]):
+                price = max(price, worth[block])
+    return price

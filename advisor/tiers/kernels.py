@@ -59,7 +59,7 @@ def at_each_request(
         stored = heat_up(t, r, first, end, heat)
         reads.counts[FIRST_TOUCHES] += stored
         tier.levels[TOKENS] += stored * budget
-        touch_all(t, first, end, heat, tier)
+        touch_all(t, first, end, heat, tier, heat.scores)
         admit_request(t, r, first, end, heat, tier, kind, threshold, ghosts)
         settle(t, first, end, tier)
         first = end
@@ -100,7 +100,7 @@ def in_ranked_batches(
         stored = heat_up(t, r, first, end, heat)
         reads.counts[FIRST_TOUCHES] += stored
         tier.levels[TOKENS] += stored * budget
-        touch_all(t, first, end, heat, tier)
+        touch_all(t, first, end, heat, tier, heat.scores)
         settle(t, first, end, tier)
         for i in range(first, end):
             block = t.ids[i]

@@ -11,9 +11,10 @@ import numpy.typing as npt
 from advisor.errors import AdvisorError
 from advisor.policies.rules import eviction as evictions
 from advisor.policies.rules.score import NO_SCORE
-from advisor.tiers import deciding, kernels
+from advisor.tiers import deciding, duelling, kernels
 from advisor.tiers.fast_tier import FastTier
 from advisor.tiers.figures import Costs, TierFigures
+from advisor.tiers.learning import Learned
 from advisor.tiers.reads import Heat, Reads, TimedTrace
 from advisor.tiers.requests import cut_by_scan
 
@@ -58,6 +59,36 @@ def _ranked(r: Run) -> None:
     )
 
 
+def _learning(*arms: int) -> Callable[[Run], None]:
+    def run(r: Run) -> None:
+        blocks, capacity = len(r.trace.depths), r.tier.capacity
+        duels = len(arms) > 1
+        rules = (evictions.VALUE, evictions.LRU_LEAF, evictions.LFUDA_LEAF, evictions.LRU_LEAF, evictions.LRU_LEAF)
+        shadow = (FastTier.empty(blocks if duels else 0, capacity, rule) for rule in (*rules, evictions.VALUE))
+        allowed = sum(1 << arm for arm in arms)
+        by_arm = [np.zeros(duelling.ARMS, kind) for kind in (np.float64, np.int64, np.int64)]
+        duel = duelling.Duel(allowed, by_arm[0], by_arm[1], by_arm[2], np.full(1, arms[0], np.int64))
+        duelling.learning(
+            r.trace,
+            r.heat,
+            r.tier,
+            r.reads,
+            r.budget,
+            Learned.nothing(blocks),
+            duelling.Shadows(*shadow),
+            duel,
+            r.by_block(),
+            r.by_block(),
+            r.by_block(),
+            np.zeros(blocks, np.bool_),
+            r.by_block(),
+            r.scan_from,
+            r.hot,
+        )
+
+    return run
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """How one is run, and the eviction that goes with it where none is named."""
@@ -72,6 +103,9 @@ ADMISSIONS = {
     "touch-3": Admission(_at_each_request(deciding.TOUCHES, 3), "lru-leaf"),
     "ghost": Admission(_at_each_request(deciding.GHOST), "lru-leaf"),
     "ranked": Admission(_ranked, "value"),
+    "hazard": Admission(_learning(duelling.BY_WORTH), "value"),
+    "duel": Admission(_learning(duelling.FIRST, duelling.SECOND, duelling.THIRD), "value"),
+    "auto": Admission(_learning(*range(duelling.ARMS)), "value"),
 }
 EVICTIONS = ("lru", "lru-leaf", "lfuda-leaf")
 

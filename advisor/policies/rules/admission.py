@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from advisor.index.jit import inlined
+from advisor.index.jit import rule
 
 BUCKET_START_BLOCKS = 200.0
 PING_PONG_S = 600.0
 """A block that comes back sooner than this after it was dropped bounced."""
 
 
-@inlined
+@rule
 def touched_enough(touches: int, threshold: int) -> bool:
     """From the `threshold`-th touch; a block's store is its first."""
     return touches >= threshold
 
 
-@inlined
+@rule
 def remembered(now_turn: int, seen_turn: int, span: int) -> bool:
     """The ghost list: first or last seen within the latest `span` blocks that were seen and kept out.
 
@@ -24,11 +24,11 @@ def remembered(now_turn: int, seen_turn: int, span: int) -> bool:
     return seen_turn > 0 and now_turn - seen_turn < span
 
 
-@inlined
+@rule
 def affordable(tokens: float) -> bool:
     return tokens >= 1.0
 
 
-@inlined
+@rule
 def bounced(now_s: float, dropped_s: float) -> bool:
     return now_s - dropped_s < PING_PONG_S

@@ -10,22 +10,26 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from advisor.index.jit import inlined, routine
+from advisor.index.jit import rule
 
 Array = Any
 """f64 (classes, bins) or (classes, bins + 1), as numba types it."""
 
 BINS = 25
 """Ages of whole seconds up to 4, then two to each doubling, the last one from 4,096 s on."""
+PERIOD_S = 10.0
+HORIZON_MIN_S = 20.0
+HORIZON_MAX_S = 900.0
+PRIOR_BLOCKS = 5.0
 KINDS = 3
 NEW_CHAIN, CONTINUATION, PARTIAL = range(KINDS)
 """Of a block used once: stored by a request that found nothing, or after blocks that were known, or not full."""
-BANDS = 7
-GAPS = 4
+BANDS = 10
+GAPS = 5
 CLASSES = KINDS + BANDS * GAPS
 
 
-@inlined
+@rule
 def age_bin(age_s: float) -> int:
     """Which of `BINS` an age falls in."""
     if age_s < 4.0:
@@ -35,7 +39,7 @@ def age_bin(age_s: float) -> int:
     return min(found, BINS - 1)
 
 
-@inlined
+@rule
 def bin_start_s(number: int) -> float:
     if number < 4:
         return float(number)
@@ -43,7 +47,7 @@ def bin_start_s(number: int) -> float:
     return start * 1.5 if number & 1 else start
 
 
-@inlined
+@rule
 def bin_place(age_s: float) -> float:
     """The bin and how much of it has passed, as one number: 3.5 is the middle of bin 3. The last goes on for ever."""
     number = age_bin(age_s)
@@ -52,20 +56,43 @@ def bin_place(age_s: float) -> float:
     return number + (age_s - start) / width
 
 
-@inlined
+@rule
+def _band_of(touches: int) -> int:
+    """2, 3, 4–5, 6–8, 9–15, then one to each doubling."""
+    if touches <= 3:
+        return touches - 2
+    if touches <= 8:
+        return 2 if touches <= 5 else 3
+    _, exponent = math.frexp(float(touches))
+    return min(exponent, BANDS - 1)
+
+
+@rule
+def _gap_of(gap_s: float) -> int:
+    return 0 if gap_s < 10.0 else 1 if gap_s < 30.0 else 2 if gap_s < 120.0 else 3 if gap_s < 480.0 else 4
+
+
+@rule
 def block_class(touches: int, kind: int, gap_s: float) -> int:
     """`gap_s`: between the last two uses."""
     if touches <= 1:
         return kind
-    if touches <= 3:
-        band = touches - 2
-    else:
-        band = 2 if touches <= 5 else 3 if touches <= 8 else 4 if touches <= 15 else 5 if touches <= 31 else 6
-    gap = 0 if gap_s < 30.0 else 1 if gap_s < 120.0 else 2 if gap_s < 480.0 else 3
-    return KINDS + band * GAPS + gap
+    return KINDS + _band_of(touches) * GAPS + _gap_of(gap_s)
 
 
-@inlined
+@rule
+def _value_after(values: Array, group: int, gap: int) -> float:
+    """Of a block of `group` that was just used after that gap: one count of its band leads on to the next band."""
+    if group < KINDS:
+        return float(values[KINDS + gap, 0])
+    band = (group - KINDS) // GAPS
+    here = values[KINDS + band * GAPS + gap, 0]
+    above = values[KINDS + min(band + 1, BANDS - 1) * GAPS + gap, 0]
+    onward = 1.0 if band < 2 else 0.5 if band == 2 else 1.0 / 3.0 if band == 3 else 2.0 ** (1 - band)
+    return float(here * (1.0 - onward) + above * onward)
+
+
+@rule
 def expose(exposure: Array, group: int, from_s: float, to_s: float) -> None:
     """A block of class `group` lived through these ages unused."""
     start = bin_place(from_s)
@@ -77,7 +104,21 @@ def expose(exposure: Array, group: int, from_s: float, to_s: float) -> None:
         start = stop
 
 
-@routine
+@rule
+def fade_factor(elapsed_s: float, requests: int) -> float:
+    """What tables keep over a time with so many requests: a half for half an hour or 2,000 requests, the longer one."""
+    half_life_s = max(1_800.0, 2_000.0 * elapsed_s / max(1, requests))
+    return float(0.5 ** (elapsed_s / half_life_s))
+
+
+@rule
+def horizon_s(capacity_blocks: int, moves_per_s: float) -> float:
+    """How far ahead a use still counts: a quarter of the time that a block stays, 20 s to 15 min."""
+    stay_s = capacity_blocks / max(moves_per_s, 1e-9)
+    return min(HORIZON_MAX_S, max(HORIZON_MIN_S, 0.25 * stay_s))
+
+
+@rule
 def fade(hits: Array, exposure: Array, factor: float) -> None:
     for group in range(CLASSES):
         for number in range(BINS):
@@ -85,33 +126,41 @@ def fade(hits: Array, exposure: Array, factor: float) -> None:
             exposure[group, number] *= factor
 
 
-@routine
-def accumulate(hits: Array, exposure: Array, cumulative: Array, prior: float) -> None:
-    """`cumulative[c, k]`: expected uses of a block of class c up to bin k's start, at the hazards of now.
+@rule
+def revalue(hits: Array, exposure: Array, values: Array, horizon_s: float) -> None:
+    """`values[c, k]`: expected uses to come of a block of class c at bin k's start, each less by e for each horizon.
 
-    A class's hazard leans on that of all classes with the weight of `prior` blocks.
+    After a use the block is of another class, whose value at age 0 is that of the last time: a step of value iteration.
+    A class's hazard leans on that of all classes with the weight of `PRIOR_BLOCKS`.
     """
-    for group in range(CLASSES):
-        cumulative[group, 0] = 0.0
-    for number in range(BINS):
+    for number in range(BINS - 1, -1, -1):
         all_hits = 0.01
         all_exposure = 1.0
         for group in range(CLASSES):
             all_hits += hits[group, number]
             all_exposure += exposure[group, number]
         common = all_hits / all_exposure
+        start = bin_start_s(number)
+        last = number == BINS - 1
+        width = start if last else bin_start_s(number + 1) - start
+        fade_s = math.exp(-width / horizon_s)
+        half_fade = math.exp(-0.5 * width / horizon_s)
+        gap = _gap_of(start)
         for group in range(CLASSES):
-            hazard = (hits[group, number] + prior * common) / (exposure[group, number] + prior)
-            cumulative[group, number + 1] = cumulative[group, number] + min(0.95, hazard)
+            unused = math.exp(-(hits[group, number] + PRIOR_BLOCKS * common) / (exposure[group, number] + PRIOR_BLOCKS))
+            used = (1.0 - unused) * half_fade * (1.0 + _value_after(values, group, gap))
+            if last:
+                values[group, BINS] = used / (1.0 - unused * fade_s)
+                values[group, number] = values[group, BINS]
+            else:
+                values[group, number] = used + unused * fade_s * values[group, number + 1]
 
 
-@inlined
-def expected_uses(cumulative: Array, group: int, age_s: float, within_s: float) -> float:
-    """Of a block of class `group` and this age."""
-    start = bin_place(age_s)
-    end = bin_place(age_s + within_s)
-    a = min(int(start), BINS - 1)
-    b = min(int(end), BINS - 1)
-    low = cumulative[group, a] + (start - a) * (cumulative[group, a + 1] - cumulative[group, a])
-    high = cumulative[group, b] + (end - b) * (cumulative[group, b + 1] - cumulative[group, b])
-    return high - low
+@rule
+def value_at(values: Array, group: int, age_s: float) -> float:
+    place = bin_place(age_s)
+    number = min(int(place), BINS - 1)
+    if number == BINS - 1:
+        return float(values[group, BINS])
+    part = place - number
+    return float(values[group, number] * (1.0 - part) + values[group, number + 1] * part)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from advisor.index.jit import inlined
+from advisor.index.jit import rule
 
 
-@inlined
+@rule
 def first_token_s(
     fast_bytes: float,
     slow_bytes: float,

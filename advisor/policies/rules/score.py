@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from advisor.index.jit import inlined
+from advisor.index.jit import rule
 
 HALF_LIFE_S = 900.0
 RANK_PERIOD_S = 30.0
@@ -12,7 +12,7 @@ RANK_TOUCHES_MIN = 2
 NO_SCORE = -1e9
 
 
-@inlined
+@rule
 def score_with_touch(score: float, now_s: float) -> float:
     """`score` after one more touch."""
     touch = now_s / HALF_LIFE_S
