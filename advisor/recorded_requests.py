@@ -11,9 +11,10 @@ from pathlib import Path
 
 import xxhash
 
-from advisor.recorded import Reading, read_recorded
-from advisor.traces import Trace, TraceRequests
+from advisor.recorded import Reading, is_log, read_recorded
+from advisor.traces import Trace, TraceRequests, load_trace
 from event_plane.parquet_rows import RecordedBatch
+from event_plane.recording import detect_format
 from event_plane.schema import NAMESPACE_ALL, TIER_ALL, Batch, BatchKind, EventType, RecordFlag
 
 CONTINUES_S = 2.0
@@ -48,6 +49,7 @@ class RequestsOfEvents:
     _held: dict[int, dict[_Block, int]] = field(default_factory=dict)
     _epochs: dict[int, int] = field(default_factory=dict)
     _spare: dict[_Block, int] = field(default_factory=dict)
+    _block_bytes: int = 0
 
     def add(self, recorded: RecordedBatch) -> None:
         batch = recorded.batch
@@ -55,6 +57,7 @@ class RequestsOfEvents:
             self._epochs[batch.producer] = batch.epoch
             self._held.pop(batch.producer, None)
         self._spare.clear()
+        self._block_bytes = max(self._block_bytes, int(batch.records["block_size"].max(initial=0)))
         shown = batch.kind is BatchKind.EVENTS
         for row in _rows(batch, recorded.received_us):
             self._take(batch.producer, row, shown=shown)
@@ -71,7 +74,7 @@ class RequestsOfEvents:
             whole = max(self._tokens[block] for block in request.blocks)
             tokens = (len(request.blocks) - 1) * whole + self._tokens[request.blocks[-1]]
             requests.add(request.begun_us / 1000, tokens, whole, [digests[block] for block in request.blocks])
-        return requests.trace()
+        return requests.trace(self._block_bytes)
 
     def _take(self, producer: int, row: _Row, *, shown: bool) -> None:
         held = self._held.setdefault(producer, {})
@@ -186,6 +189,17 @@ def _clear(held: dict[_Block, int], row: _Row) -> None:
         held[block] &= kept
         if not held[block]:
             del held[block]
+
+
+def requests_of(path: Path) -> tuple[Trace, dict[str, int]]:
+    """A trace's own requests, or those behind a recording's events; what could not be used of it, by reason.
+
+    Raises as `load_trace` and `trace_of_recording` do.
+    """
+    if not is_log(path) and detect_format(path) == "trace":
+        return load_trace(path), {}
+    reading = Reading()
+    return trace_of_recording(path, reading), dict(reading.refused)
 
 
 def trace_of_recording(path: Path, reading: Reading) -> Trace:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from advisor.caches import POLICIES, replay_cache, require_policy
 from advisor.index import ORDERS
 from advisor.outputs import require_writable, write_json
-from advisor.recorded import Reading, is_log
-from advisor.recorded_requests import trace_of_recording
+from advisor.progress import progress_of
+from advisor.recorded import is_log
+from advisor.recorded_requests import requests_of
 from advisor.replay import (
     RecordingReplay,
     ReplayError,
@@ -40,7 +38,7 @@ from advisor.replay_tiers import (
     tierings,
 )
 from advisor.tiers import ADMISSIONS, EVICTIONS, Costs, Tiering
-from advisor.traces import Trace, load_trace
+from advisor.traces import Trace
 from event_plane.pacing import Pace
 from event_plane.recording import detect_format
 
@@ -197,7 +195,7 @@ def replay(
         if kind != "trace" and (speed is not None or not (jobs or policy or capacity)):
             reports.append(_recording_report(path, kind, speed))
             continue
-        trace, refused = _requests_of(path, kind)
+        trace, refused = requests_of(path)
         if jobs:
             report = _tiers_report(path, trace, jobs, costs, last_half=last_half)
         else:
@@ -225,7 +223,7 @@ def _pace(speed: float | None) -> Pace:
 
 
 def _recording_report(path: Path, kind: str, speed: float | None) -> FileReport:
-    with _progress(path.name, None) as advance:
+    with progress_of(path.name, None) as advance:
         run = replay_log if kind == "log" else replay_recording
         replayed: RecordingReplay = run(path, advance, _pace(speed))
     return FileReport(
@@ -255,16 +253,8 @@ def _tier_jobs(
     return []
 
 
-def _requests_of(path: Path, kind: str) -> tuple[Trace, dict[str, int]]:
-    """A trace's own, or those behind a recording's events; what could not be used of it, by reason."""
-    if kind == "trace":
-        return load_trace(path), {}
-    reading = Reading()
-    return trace_of_recording(path, reading), dict(reading.refused)
-
-
 def _tiers_report(path: Path, trace: Trace, jobs: list[Tiering], costs: Costs, *, last_half: bool) -> FileReport:
-    with _progress(path.name, len(jobs) * trace.requests) as advance:
+    with progress_of(path.name, len(jobs) * trace.requests) as advance:
         results = replay_all(
             trace, jobs, costs, advance, counted_from=trace.requests // 2 if last_half else 0
         )
@@ -298,7 +288,7 @@ def _trace_report(
     jobs = [(name, blocks) for name in policies for blocks in capacities]
     # Threads do: the kernels let go of Python's lock.
     with (
-        _progress(path.name, len(jobs) * trace.requests) as advance,
+        progress_of(path.name, len(jobs) * trace.requests) as advance,
         ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool,
     ):
         done = list(pool.map(at_once if speed is None else at_pace, *zip(*jobs, strict=True)))
@@ -308,16 +298,6 @@ def _trace_report(
 
 
 # -- output
-
-
-@contextmanager
-def _progress(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    # Where nobody watches, not even the empty line that it would end with.
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(name, total=total)
-        yield lambda count: progress.advance(task, count)
 
 
 def _title(report: FileReport) -> str:

@@ -28,6 +28,8 @@ class Trace:
     ends: list[int]
     records: Records
     hashes: npt.NDArray[np.uint64]
+    block_bytes: int = 0
+    """Of a whole block; 0: nobody told."""
 
     @property
     def requests(self) -> int:
@@ -67,7 +69,7 @@ class TraceRequests:
         self._block_tokens.append(block_tokens)
         self._ends.append(len(self._hashes))
 
-    def trace(self) -> Trace:
+    def trace(self, block_bytes: int = 0) -> Trace:
         ends = np.asarray(self._ends, np.int64)
         lengths = np.diff(ends, prepend=0)
         firsts = np.repeat(ends - lengths, lengths)
@@ -85,7 +87,9 @@ class TraceRequests:
         records["parent_hash_lo"], records["parent_hash_hi"] = parents[:, 0], parents[:, 1]
         records["block_tokens"] = np.clip(tokens, 0, 0xFFFF)
         records["hits"] = 1
-        return Trace(self._timestamps_ms, self._input_tokens, self._block_tokens, self._ends, records, pairs)
+        return Trace(
+            self._timestamps_ms, self._input_tokens, self._block_tokens, self._ends, records, pairs, block_bytes
+        )
 
 
 def load_trace(path: Path) -> Trace:
