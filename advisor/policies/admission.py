@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from advisor.policies.plain import remembered, touched_enough
 from advisor.policies.policy import Candidate, Policy, Scene, Verdict
+from advisor.policies.rules.admission import remembered, touched_enough
 from advisor.policies.rules.score import RANK_PERIOD_S, RANK_TOUCHES_MIN
 from advisor.wording import duration_text, ordinal
 

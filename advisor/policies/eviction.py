@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from advisor.index import ArrayIndex
 from advisor.policies.heat_book import HeatBook, last_touch_ms
-from advisor.policies.plain import eviction_key, inflation_of
-from advisor.policies.rules.eviction import LFUDA_LEAF, LRU_LEAF, VALUE
+from advisor.policies.rules.eviction import LFUDA_LEAF, LRU_LEAF, VALUE, eviction_key, inflation_of
 from advisor.policies.rules.noting import GREEDY, placed_columns
 
 Array = npt.NDArray[Any]

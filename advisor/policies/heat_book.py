@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from advisor.index import ArrayIndex
-from advisor.policies.plain import eviction_key
+from advisor.policies.rules.eviction import eviction_key
 from advisor.policies.rules.noting import (
     FIRST_SEEN,
     GREEDY,
@@ -67,10 +68,9 @@ class HeatBook:
         self.counts[TURN] += 1
         return int(self.counts[TURN])
 
-    def keep_out(self, slot: int) -> None:
-        """A block was kept out of the fast volume now."""
-        if slot >= 0:
-            self.notes["out_turn"][slot] = self.turn
+    def keep_out(self, slots: Sequence[int]) -> None:
+        """Blocks were kept out of the fast volume now."""
+        self.notes["out_turn"][[slot for slot in slots if slot >= 0]] = self.turn
 
     def make_key(self, slot: int, rule: int, inflation: float) -> None:
         """The note's key of eviction, as a use would make it now."""

@@ -37,7 +37,8 @@ def promote(sight: Sight, policy: Policy, pinned: set[int]) -> None:
         return
     rows = np.array(list(state.waiting), np.int32)
     state.waiting.clear()
-    asking = [each for row in _best(sight, rows) if (each := _ask(sight, policy, row)) is not None]
+    out: list[int] = []
+    asking = [each for row in _best(sight, rows) if (each := _ask(sight, policy, row, out)) is not None]
     asking.sort(key=lambda each: (-each.verdict.value, each.candidate.block.depth, each.candidate.block.key))
     leavers: dict[str, Leavers] = {}
     promoted = 0
@@ -47,9 +48,10 @@ def promote(sight: Sight, policy: Policy, pinned: set[int]) -> None:
             why = _come(sight, policy, each, leavers, frozenset(pinned))
         if why:
             sight.plan.refuse(each.candidate.block, each.candidate.target, why)
-            sight.state.book.keep_out(each.slot)
+            out.append(each.slot)
         else:
             promoted += 1
+    sight.state.book.keep_out(out)
 
 
 def _is_due(sight: Sight, period_s: float) -> bool:
@@ -78,8 +80,8 @@ def _best(sight: Sight, rows: np.ndarray) -> list[int]:
     return list(rows[order[:CANDIDATES_MAX]].tolist())
 
 
-def _ask(sight: Sight, policy: Policy, row: int) -> _Asking | None:
-    """What the policy says of a block; None where it is on no volume or moves already. A refusal is noted."""
+def _ask(sight: Sight, policy: Policy, row: int, out: list[int]) -> _Asking | None:
+    """What the policy says of a block; None where it is on no volume or moves already, or stays out."""
     try:
         block = sight.index.block(row)
     except IndexFault:
@@ -99,7 +101,7 @@ def _ask(sight: Sight, policy: Policy, row: int) -> _Asking | None:
             return _Asking(candidate, verdict, source, slot)
         why = verdict.reason
     sight.plan.refuse(block, target.volume_id, why)
-    sight.state.book.keep_out(slot)
+    out.append(slot)
     return None
 
 
@@ -151,8 +153,11 @@ def _come(
     target = next(v for v in sight.ordered if v.volume_id == candidate.target)
     if block.parent >= 0 and sight.rank(sight.index.block(block.parent)) > sight.ordered.index(target):
         return f"its parent is not on {target.volume_id}, so a read would stop before it"
+    # Asked again: those that came before it in this plan changed the scene.
+    verdict = policy.admit(candidate, _scene(sight, target))
     why = (
-        sight.barred(target, candidate.tenant, size)
+        ("" if verdict.admitted else verdict.reason)
+        or sight.barred(target, candidate.tenant, size)
         or sight.purse.refusal(target, size, promotion=True)
         or loss(size, candidate.expected_hits, source, target, sight.limits)
         or _bounce(sight, asking)
