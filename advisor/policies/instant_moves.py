@@ -53,6 +53,8 @@ class InstantFold:
         for volume in volumes:
             whole = {"tier": 3, "speed_rank": 0, "high_watermark": 0.9, "low_watermark": 0.75, **volume}
             self.log(VolumeEntry(whole, "agent", PRODUCER))
+        planned = sorted((v.as_planned() for v in self.fold.volumes.values()), key=lambda v: v.order)
+        self._by_speed = [(v.volume_id, v.place) for v in planned]
 
     def log(self, control: Control) -> None:
         """Append and fold one entry."""
@@ -109,8 +111,7 @@ class InstantFold:
         block = self.block(h, namespace)
         if block is None:
             return []
-        volumes = sorted((v.as_planned() for v in self.fold.volumes.values()), key=lambda v: v.order)
-        return [v.volume_id for v in volumes if block.placed_in(v.place) is not None]
+        return [volume for volume, place in self._by_speed if block.placed_in(place) is not None]
 
     def fastest(self, h: int, namespace: Namespace) -> str | None:
         return next(iter(self.held(h, namespace)), None)

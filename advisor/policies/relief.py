@@ -55,16 +55,17 @@ class Leavers:
         self._peeked: BlockRow | None = None
 
     def peek(self) -> BlockRow | None:
-        """The next one, which stays the next one."""
-        if self._peeked is None:
-            self._peeked = self.next()
+        """The next one, which stays the next one as long as nothing comes to rely on it."""
+        self._peeked = self.next()
         return self._peeked
 
     def next(self) -> BlockRow | None:
+        sight = self._sight
         if self._peeked is not None:
             block, self._peeked = self._peeked, None
-            return block
-        sight = self._sight
+            if block.row not in sight.needed:
+                return block
+            self.stays(block)
         for row in self._rows:
             block = sight.index.block(row)
             if self._leaves_already(block):

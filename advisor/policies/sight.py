@@ -56,9 +56,9 @@ class Sight:
         self.needed: set[int] = set()
         """Rows of parents that a proposal relies on."""
         self.rises: dict[int, int] = {}
-        """By row: the rank that a proposed promotion brings."""
-        self.falls: dict[int, int] = {}
-        """By row: the rank that is left when a proposed drop is done."""
+        """By row: the rank that a proposed copy brings."""
+        self.left: dict[int, int] = {}
+        """By row: the place that a proposal takes it out of."""
         self.occupied = self._occupied()
 
     @property
@@ -88,13 +88,13 @@ class Sight:
 
     def rank(self, block: BlockRow, without: Volume | None = None) -> int:
         """Of the fastest volume that holds it, as the plan leaves it; `NOWHERE` of none."""
-        fallen = self.falls.get(block.row)
+        left = self.left.get(block.row)
         ranks = [
             rank
             for placed in block.placements
             if (rank := self._ranks.get(placed.place)) is not None
             and (without is None or placed.place != without.place)
-            and (fallen is None or rank >= fallen)
+            and placed.place != left
         ]
         if (risen := self.rises.get(block.row)) is not None:
             ranks.append(risen)
@@ -172,6 +172,7 @@ class Sight:
         self.purse.spend(target, proposal.block_bytes if copies else 0, promotion=kind is MoveKind.PROMOTE)
         if copies and target is not None:
             self.occupied[target.volume_id] += 1
+            self.rises[block.row] = self._ranks[target.place]
             held = self._held_by.get((self.tenant(block), target.volume_id))
             if held is not None:
                 held[0] += 1
@@ -179,12 +180,11 @@ class Sight:
         slot = self.state.book.slot(self.index, block.row)
         if kind is MoveKind.PROMOTE:
             assert target is not None
-            self.rises[block.row] = self._ranks[target.place]
             self.needed.add(block.parent)
             self._enter(slot, target)
         else:
             self.occupied[source.volume_id] -= 1
-            self.falls[block.row] = self._ranks[target.place] if target is not None else NOWHERE
+            self.left[block.row] = source.place
             self._leave(slot, source)
 
     def _enter(self, slot: int, target: Volume) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from advisor.fold import Fold
@@ -77,7 +77,15 @@ def check_laws(fold: InstantFold) -> None:
     assert not fold.fold.moves.open
 
 
+RELIED_ON = [
+    (1, OPEN, 1), (4, OPEN, 1), (9, OPEN, 1), (18, OPEN, 1), (9, CLOSED, 1), (36, OPEN, 1), (54, CLOSED, 1),
+    (27, OPEN, 1), (1, OPEN, 1),
+]  # fmt: skip
+"""The block that was to make way became the parent of one that came."""
+
+
 @pytest.mark.parametrize("admission", sorted(BUILT_IN))
+@example(requests=RELIED_ON, eviction="auto", hysteresis_s=0.0)
 @settings(max_examples=6, deadline=None)
 @given(requests=REQUESTS, eviction=st.sampled_from(["auto", *EVICTIONS]), hysteresis_s=st.sampled_from([0.0, 600.0]))
 def test_no_plan_breaks_a_law(
