@@ -2,74 +2,31 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from advisor.caches import POLICIES, replay_cache, require_policy
+from advisor.caches import POLICIES, require_policy
 from advisor.index import ORDERS
-from advisor.outputs import require_writable, write_json
+from advisor.outputs import require_writable, write_json, write_text
 from advisor.progress import progress_of
 from advisor.recorded import is_log
 from advisor.recorded_requests import requests_of
-from advisor.replay import (
-    RecordingReplay,
-    ReplayError,
-    TraceReplay,
-    TraceResult,
-    as_json,
-    live_blocks,
-    replay_log,
-    replay_recording,
-    replay_trace,
-)
-from advisor.replay_tiers import (
-    DEFAULT_ADMISSIONS,
-    TierResult,
-    replay_all,
-    require_costs,
-    tier_tables,
-    tierings,
-)
+from advisor.replay import RecordingReplay, ReplayError, TraceReplay, live_blocks, replay_log, replay_recording
+from advisor.replay_pages import page_of
+from advisor.replay_report import FileReport, Kept, all_as_json, as_csv
+from advisor.replay_runs import Asked, run_requests
+from advisor.replay_tiers import DEFAULT_ADMISSIONS, require_costs, tier_tables, tierings
 from advisor.tiers import ADMISSIONS, EVICTIONS, Costs, Tiering
-from advisor.traces import Trace
+from advisor.web.replay_page import render_replay
 from event_plane.pacing import Pace
 from event_plane.recording import detect_format
 
 DEFAULT_POLICIES = ("lru", "lfu")
 DEFAULT_CAPACITIES = (1_000, 5_859, 10_000, 30_000, 50_000, 100_000)
-
-
-@dataclass(slots=True)
-class FileReport:
-    """One file's figures. `live`: low 64 hash bits of the blocks live at its end (of its last result)."""
-
-    path: str
-    format: str
-    requests: int = 0
-    events: int = 0
-    results: list[TraceResult] = field(default_factory=list)
-    tiers: list[TierResult] = field(default_factory=list)
-    """Results of two tiers, which a report then has instead."""
-    live: list[int] = field(default_factory=list)
-    refused: dict[str, int] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "path": self.path,
-            "format": self.format,
-            "requests": self.requests,
-            "events": self.events,
-            "results": [as_json(result) for result in self.results] or [tier.as_json() for tier in self.tiers],
-            "live_blocks": len(self.live),
-            "refused": self.refused,
-        }
 
 
 def replay(
@@ -135,6 +92,9 @@ def replay(
             help=f"With --fast: of {', '.join(EVICTIONS)}; repeatable (default: the admission's own).",
         ),
     ] = None,
+    save_moves: Annotated[
+        bool, typer.Option("--save-moves", help="With --fast: auto and hazard move only what gains a fifth of a hit.")
+    ] = False,
     token_bytes: Annotated[
         int, typer.Option("--token-bytes", help="With --fast: KV bytes of a token, all layers.")
     ] = Costs.token_bytes,
@@ -158,6 +118,16 @@ def replay(
     state_out: Annotated[
         Path | None, typer.Option("--state", help="Write the live blocks' low 64 hash bits here, sorted.")
     ] = None,
+    csv_out: Annotated[Path | None, typer.Option("--csv", help="Write the results here, one a row.")] = None,
+    html_out: Annotated[
+        Path | None, typer.Option("--html", help="Write curves and pictures here, as a page of its own.")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Write to the --json file after each result, and go on from the results that are in it."
+        ),
+    ] = False,
 ) -> None:
     """Replay recorded KV events and request traces through the advisor's own fold and policies."""
     policies = list(policy or DEFAULT_POLICIES)
@@ -171,7 +141,9 @@ def replay(
             raise ReplayError("--last-half counts what is replayed at once: leave out --speed")
         for name in policies:
             TraceReplay(name, capacities[0])
-    jobs = _tier_jobs(fast, admission, eviction, budget, conflict="--speed" if speed is not None else "")
+    jobs = _tier_jobs(
+        fast, admission, eviction, budget, save_moves=save_moves, conflict="--speed" if speed is not None else ""
+    )
     costs = require_costs(
         Costs(
             token_bytes,
@@ -185,9 +157,21 @@ def replay(
     )
     if jobs and state_out is not None:
         raise ReplayError("--state lists the blocks of one tier: leave out --fast")
-    for out in (json_out, state_out):
+    _require_resumable(json_out, resume=resume, conflict=speed is not None or state_out is not None)
+    for out in (json_out, state_out, csv_out, html_out):
         if out is not None:
             require_writable(out)
+    asked = Asked(
+        policies,
+        capacities,
+        jobs,
+        costs,
+        last_half,
+        speed,
+        keep_live=state_out is not None,
+        draw=html_out is not None,
+        kept=Kept(json_out if resume else None),
+    )
     formats = ["log" if is_log(path) else detect_format(path) for path in files]
     console = Console(markup=False)
     reports: list[FileReport] = []
@@ -196,12 +180,7 @@ def replay(
             reports.append(_recording_report(path, kind, speed))
             continue
         trace, refused = requests_of(path)
-        if jobs:
-            report = _tiers_report(path, trace, jobs, costs, last_half=last_half)
-        else:
-            report = _trace_report(
-                path, trace, policies, capacities, speed, last_half=last_half, keep_live=state_out is not None
-            )
+        report = run_requests(path, trace, asked, reports)
         report.format, report.refused = kind, refused
         reports.append(report)
     for report in reports:
@@ -210,7 +189,11 @@ def replay(
         for reason, count in report.refused.items():
             console.print(f"not used: {count:,} × {reason}", soft_wrap=True)
     if json_out is not None:
-        write_json(json_out, {"files": [report.as_json() for report in reports]})
+        write_json(json_out, all_as_json(reports))
+    if csv_out is not None:
+        write_text(csv_out, as_csv(reports))
+    if html_out is not None:
+        write_text(html_out, render_replay([page_of(report) for report in reports]))
     if state_out is not None:
         write_json(state_out, sorted({block for report in reports for block in report.live}))
 
@@ -220,6 +203,13 @@ def _pace(speed: float | None) -> Pace:
         return Pace(speed)
     except ValueError as error:
         raise ReplayError(str(error)) from error
+
+
+def _require_resumable(json_out: Path | None, *, resume: bool, conflict: bool) -> None:
+    if resume and json_out is None:
+        raise ReplayError("--resume goes on from a file of results: give --json FILE as well")
+    if resume and conflict:
+        raise ReplayError("--resume takes results over, not blocks nor a pace: leave out --speed and --state")
 
 
 def _recording_report(path: Path, kind: str, speed: float | None) -> FileReport:
@@ -241,63 +231,23 @@ def _tier_jobs(
     evictions: list[str] | None,
     budgets: list[float] | None,
     *,
+    save_moves: bool,
     conflict: str,
 ) -> list[Tiering]:
     if fast:
         if conflict:
             raise ReplayError(f"--fast replays at once: leave out {conflict}")
-        return tierings(fast, list(admissions or DEFAULT_ADMISSIONS), list(evictions or ()), list(budgets or ()))
+        return tierings(
+            fast,
+            list(admissions or DEFAULT_ADMISSIONS),
+            list(evictions or ()),
+            list(budgets or ()),
+            save_moves=save_moves,
+        )
     for name, given in (("--admission", admissions), ("--eviction", evictions), ("--budget", budgets)):
         if given:
             raise ReplayError(f"{name} is of two tiers: give --fast BLOCKS as well, the size of the fast one")
     return []
-
-
-def _tiers_report(path: Path, trace: Trace, jobs: list[Tiering], costs: Costs, *, last_half: bool) -> FileReport:
-    with progress_of(path.name, len(jobs) * trace.requests) as advance:
-        results = replay_all(
-            trace, jobs, costs, advance, counted_from=trace.requests // 2 if last_half else 0
-        )
-    return FileReport(str(path), "trace", requests=trace.requests, events=trace.accesses, tiers=results)
-
-
-def _trace_report(
-    path: Path,
-    trace: Trace,
-    policies: list[str],
-    capacities: list[int],
-    speed: float | None,
-    *,
-    last_half: bool,
-    keep_live: bool,
-) -> FileReport:
-    requests = trace.as_requests()
-
-    def at_once(policy: str, blocks: int) -> tuple[TraceResult, list[int]]:
-        counted_from = trace.requests // 2 if last_half else 0
-        done = replay_cache(requests, policy, blocks, counted_from=counted_from, whole_blocks=last_half)
-        advance(trace.requests)
-        live = trace.low_hashes(requests, done.present) if keep_live else []
-        return TraceResult.of(policy, blocks, done.figures), live
-
-    def at_pace(policy: str, blocks: int) -> tuple[TraceResult, list[int]]:
-        replayed = replay_trace(trace, policy, blocks, advance, _pace(speed))
-        return replayed.result(), live_blocks(replayed.fold) if keep_live else []
-
-    report = FileReport(str(path), "trace", requests=trace.requests, events=trace.accesses)
-    jobs = [(name, blocks) for name in policies for blocks in capacities]
-    # Threads do: the kernels let go of Python's lock.
-    with (
-        progress_of(path.name, len(jobs) * trace.requests) as advance,
-        ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool,
-    ):
-        done = list(pool.map(at_once if speed is None else at_pace, *zip(*jobs, strict=True)))
-    report.results = [result for result, _ in done]
-    report.live = done[-1][1] if done else []
-    return report
-
-
-# -- output
 
 
 def _title(report: FileReport) -> str:

@@ -66,11 +66,11 @@ class TierResult:
 
 
 def tierings(
-    fast: list[int], admissions: list[str], evictions: list[str], budgets: list[float]
+    fast: list[int], admissions: list[str], evictions: list[str], budgets: list[float], *, save_moves: bool = False
 ) -> list[Tiering]:
     """All of them, in the order given. Raises `UnknownTiering`."""
     return [
-        Tiering(admission, eviction, blocks, budget)
+        Tiering(admission, eviction, blocks, budget, save_moves)
         for blocks in fast
         for admission in admissions
         for eviction in (evictions or [own_eviction(admission)])
@@ -90,9 +90,18 @@ def require_costs(costs: Costs) -> Costs:
 
 
 def replay_all(
-    trace: Trace, jobs: list[Tiering], costs: Costs, progress: Progress, *, counted_from: int = 0
+    trace: Trace,
+    jobs: list[Tiering],
+    costs: Costs,
+    progress: Progress,
+    *,
+    counted_from: int = 0,
+    finished: Callable[[Tiering, TierResult], None] = lambda _job, _result: None,
 ) -> list[TierResult]:
-    """In threads: the kernels let go of Python's lock. `progress` is told of requests, each job's once."""
+    """In threads: the kernels let go of Python's lock. `progress` is told of requests, each job's once.
+
+    `finished` is called in the threads, with each result as it comes.
+    """
     requests = trace.as_requests()
     two_tier = timed(requests, [ms / 1000.0 for ms in trace.timestamps_ms])
     duration_s = float(two_tier.arrivals_s[-1] - two_tier.arrivals_s[0]) if trace.requests else 0.0
@@ -103,9 +112,11 @@ def replay_all(
         figures = replay_tiers(two_tier, job, costs, counted_from=counted_from)
         survival = scan_survival(two_tier, job, costs)
         progress(trace.requests)
-        return _result(job, figures, survival, bounds[job.fast_blocks], block_bytes, costs, duration_s)
+        result = _result(job, figures, survival, bounds[job.fast_blocks], block_bytes, costs, duration_s)
+        finished(job, result)
+        return result
 
-    with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max(1, min(len(jobs), os.cpu_count() or 1))) as pool:
         return list(pool.map(run, jobs))
 
 

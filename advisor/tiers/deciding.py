@@ -7,7 +7,7 @@ from typing import Any
 from advisor.index.jit import inlined, routine
 from advisor.policies.rules.admission import affordable, remembered, touched_enough
 from advisor.policies.rules.eviction import VALUE
-from advisor.policies.rules.worth import LEAST_WORTH, SWAP_MARGIN, protected, worth_swapping
+from advisor.policies.rules.worth import protected, worth_swapping
 from advisor.tiers.fast_tier import HEAPED, TOKENS, TURN, USED, FastTier, bring_in, evict_first, into_heap, touch
 from advisor.tiers.reads import Heat, TimedTrace
 from advisor.tiers.sorting import heap_up, take_best
@@ -103,9 +103,9 @@ def admit_ranked(
 
 @routine
 def admit_worthy(
-    t: TimedTrace, r: int, first: int, end: int, heat: Heat, tier: FastTier, worth: Array, least: float
+    t: TimedTrace, r: int, first: int, end: int, heat: Heat, tier: FastTier, worth: Array, least: float, margin: float
 ) -> None:
-    """Of the request's path, root to leaf, what is worth `least`, each for something worth less by a margin."""
+    """Of the request's path, root to leaf, what is worth `least`, each for something worth less by `margin`."""
     now_s = t.arrivals_s[r]
     for i in range(first, end):
         block = t.ids[i]
@@ -115,7 +115,7 @@ def admit_worthy(
         if worth[block] < least or (parent >= 0 and not tier.present[parent]) or not affordable(tier.levels[TOKENS]):
             break
         if tier.counts[USED] == tier.capacity:
-            if tier.counts[HEAPED] == 0 or not worth_swapping(worth[block], worth[tier.heap[0]]):
+            if tier.counts[HEAPED] == 0 or not worth_swapping(worth[block], worth[tier.heap[0]], margin):
                 break
             evict_first(tier, t.parents, heat.pins, r + 1, now_s)
         bring_in(tier, block, parent, heat.touches[block], worth[block], now_s)
@@ -168,9 +168,9 @@ def renew_worth(tier: FastTier, known: int, worth: Array) -> None:
 
 @routine
 def swap_worthy(
-    t: TimedTrace, heat: Heat, tier: FastTier, worth: Array, known: int, waiting: Array, now_s: float
+    t: TimedTrace, heat: Heat, tier: FastTier, worth: Array, known: int, waiting: Array, margin: float, now_s: float
 ) -> float:
-    """The best absent blocks for the worst present ones, while the budget lasts.
+    """The best absent blocks for the worst present ones, while the budget lasts and each gains `margin`.
 
     Returns the price of a move from now on: the worth of the best that it could not pay for.
     """
@@ -178,12 +178,12 @@ def swap_worthy(
         renew_worth(tier, known, worth)
     count = 0
     for block in range(known):
-        if not tier.present[block] and worth[block] >= LEAST_WORTH:
+        if not tier.present[block] and worth[block] >= margin:
             waiting[count] = block
             count += 1
     if affordable(tier.levels[TOKENS]):
-        admit_ranked(t, waiting, count, heat, tier, worth, SWAP_MARGIN, LEAST_WORTH, now_s)
-    price = LEAST_WORTH
+        admit_ranked(t, waiting, count, heat, tier, worth, margin, margin, now_s)
+    price = margin
     if not affordable(tier.levels[TOKENS]):
         for at in range(count):
             block = waiting[at]

@@ -9,7 +9,7 @@ from advisor.policies.rules.duel import TURN_REQUESTS, duel_score, leader_of
 from advisor.policies.rules.eviction import VALUE
 from advisor.policies.rules.hazard import PERIOD_S
 from advisor.policies.rules.score import RANK_PERIOD_S, RANK_TOUCHES_MIN
-from advisor.policies.rules.worth import LEAST_WORTH, price_after
+from advisor.policies.rules.worth import price_after
 from advisor.tiers.deciding import (
     GHOST,
     TOUCHES,
@@ -67,20 +67,20 @@ def _serve_shadow(
 
 
 @inlined
-def _end_turn(duel: Duel, s: Shadows) -> None:
-    _close(duel, BY_WORTH, s.by_worth)
-    _close(duel, FIRST, s.first)
-    _close(duel, SECOND, s.second)
-    _close(duel, THIRD, s.third)
-    _close(duel, GHOSTS, s.ghosts)
-    _close(duel, RANKED, s.ranked)
+def _end_turn(duel: Duel, s: Shadows, margin: float) -> None:
+    _close(duel, BY_WORTH, s.by_worth, margin)
+    _close(duel, FIRST, s.first, margin)
+    _close(duel, SECOND, s.second, margin)
+    _close(duel, THIRD, s.third, margin)
+    _close(duel, GHOSTS, s.ghosts, margin)
+    _close(duel, RANKED, s.ranked, margin)
     duel.leader[0] = leader_of(duel.scores, duel.allowed, duel.leader[0])
 
 
 @inlined
-def _close(duel: Duel, arm: int, tier: FastTier) -> None:
+def _close(duel: Duel, arm: int, tier: FastTier, margin: float) -> None:
     moves = tier.counts[MOVES]
-    duel.scores[arm] = duel_score(duel.scores[arm], duel.hits[arm], moves - duel.moves[arm])
+    duel.scores[arm] = duel_score(duel.scores[arm], duel.hits[arm], moves - duel.moves[arm], margin)
     duel.hits[arm] = 0
     duel.moves[arm] = moves
 
@@ -92,6 +92,7 @@ def learning(
     tier: FastTier,
     reads: Reads,
     budget: float,
+    margin: float,
     learned: Learned,
     s: Shadows,
     duel: Duel,
@@ -103,7 +104,10 @@ def learning(
     scan_from: int,
     hot: Array,
 ) -> None:
-    """`duel.allowed` with one arm only: no shadows. `ranking`, `is_ranking` and `waiting` are scratch, by block."""
+    """`margin`: the hits that a move must bring. `duel.allowed` with one arm only: no shadows.
+
+    `ranking`, `is_ranking` and `waiting` are scratch, by block.
+    """
     duels = duel.allowed & (duel.allowed - 1) != 0
     learns = duel.allowed >> BY_WORTH & 1 != 0 or tier.rule == VALUE
     ranks = duel.allowed >> RANKED & 1 != 0
@@ -131,10 +135,10 @@ def learning(
             moves = s.by_worth.counts[MOVES] if duels else tier.counts[MOVES]
             learn_ages(t, heat, learned, tier.capacity, moves, r, now_s)
             if duels:
-                price = swap_worthy(t, heat, s.by_worth, learned.worth, learned.counts[KNOWN], waiting, now_s)
+                price = swap_worthy(t, heat, s.by_worth, learned.worth, learned.counts[KNOWN], waiting, margin, now_s)
                 learned.levels[PRICE] = price_after(learned.levels[PRICE], price)
             if duel.leader[0] == BY_WORTH:
-                price = swap_worthy(t, heat, tier, learned.worth, learned.counts[KNOWN], waiting, now_s)
+                price = swap_worthy(t, heat, tier, learned.worth, learned.counts[KNOWN], waiting, margin, now_s)
                 if not duels:
                     learned.levels[PRICE] = price_after(learned.levels[PRICE], price)
             elif tier.rule == VALUE:
@@ -160,11 +164,11 @@ def learning(
                     is_ranking[block] = True
                     ranking[ranked] = block
                     ranked += 1
-        least = max(LEAST_WORTH, learned.levels[PRICE]) if learned.levels[PRICE] > 0.0 else 1e18
+        least = max(margin, learned.levels[PRICE]) if learned.levels[PRICE] > 0.0 else 1e18
         if duels:
             credit = stored * budget
             duel.hits[BY_WORTH] += _serve_shadow(t, first, end, run, heat, s.by_worth, learned.worth, credit)
-            admit_worthy(t, r, first, end, heat, s.by_worth, learned.worth, least)
+            admit_worthy(t, r, first, end, heat, s.by_worth, learned.worth, least, margin)
             settle(t, first, end, s.by_worth)
             duel.hits[FIRST] += _serve_shadow(t, first, end, run, heat, s.first, heat.scores, credit)
             admit_request(t, r, first, end, heat, s.first, TOUCHES, 1, ghosts)
@@ -183,12 +187,12 @@ def learning(
         tier.levels[TOKENS] += stored * budget
         touch_all(t, first, end, heat, tier, learned.worth)
         if duel.leader[0] == BY_WORTH:
-            admit_worthy(t, r, first, end, heat, tier, learned.worth, least)
+            admit_worthy(t, r, first, end, heat, tier, learned.worth, least, margin)
         elif duel.leader[0] == GHOSTS:
             admit_request(t, r, first, end, heat, tier, GHOST, 0, tier_ghosts)
         elif duel.leader[0] != RANKED:
             admit_guarded(t, r, first, end, heat, tier, duel.leader[0] - FIRST + 1, learned.worth)
         settle(t, first, end, tier)
         if duels and (r + 1) % TURN_REQUESTS == 0:
-            _end_turn(duel, s)
+            _end_turn(duel, s, margin)
         first = end

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from advisor.errors import AdvisorError
 from advisor.policies.rules import eviction as evictions
 from advisor.policies.rules.score import NO_SCORE
+from advisor.policies.rules.worth import MARGIN, SAVING_MARGIN
 from advisor.tiers import deciding, duelling, kernels
 from advisor.tiers.fast_tier import FastTier
 from advisor.tiers.figures import Costs, TierFigures
@@ -36,6 +37,7 @@ class Run:
     tier: FastTier
     reads: Reads
     budget: float
+    margin: float
     scan_from: int
     hot: npt.NDArray[np.bool_]
 
@@ -59,7 +61,7 @@ def _ranked(r: Run) -> None:
     )
 
 
-def _learning(*arms: int) -> Callable[[Run], None]:
+def _learning(*arms: int, start: int | None = None) -> Callable[[Run], None]:
     def run(r: Run) -> None:
         blocks, capacity = len(r.trace.depths), r.tier.capacity
         duels = len(arms) > 1
@@ -67,13 +69,15 @@ def _learning(*arms: int) -> Callable[[Run], None]:
         shadow = (FastTier.empty(blocks if duels else 0, capacity, rule) for rule in (*rules, evictions.VALUE))
         allowed = sum(1 << arm for arm in arms)
         by_arm = [np.zeros(duelling.ARMS, kind) for kind in (np.float64, np.int64, np.int64)]
-        duel = duelling.Duel(allowed, by_arm[0], by_arm[1], by_arm[2], np.full(1, arms[0], np.int64))
+        leader = np.full(1, arms[0] if start is None else start, np.int64)
+        duel = duelling.Duel(allowed, by_arm[0], by_arm[1], by_arm[2], leader)
         duelling.learning(
             r.trace,
             r.heat,
             r.tier,
             r.reads,
             r.budget,
+            r.margin,
             Learned.nothing(blocks),
             duelling.Shadows(*shadow),
             duel,
@@ -105,7 +109,7 @@ ADMISSIONS = {
     "ranked": Admission(_ranked, "value"),
     "hazard": Admission(_learning(duelling.BY_WORTH), "value"),
     "duel": Admission(_learning(duelling.FIRST, duelling.SECOND, duelling.THIRD), "value"),
-    "auto": Admission(_learning(*range(duelling.ARMS)), "value"),
+    "auto": Admission(_learning(*range(duelling.ARMS), start=duelling.RANKED), "value"),
 }
 EVICTIONS = ("lru", "lru-leaf", "lfuda-leaf")
 
@@ -114,6 +118,8 @@ EVICTIONS = ("lru", "lru-leaf", "lfuda-leaf")
 class Tiering:
     """What decides over a fast tier of so many blocks. `budget`: moves for each different block, None unlimited.
 
+    `save_moves`: admissions that learn move only what brings a fifth of a hit or more.
+
     Raises `UnknownTiering`, naming what there is.
     """
 
@@ -121,6 +127,7 @@ class Tiering:
     eviction: str
     fast_blocks: int
     budget: float | None
+    save_moves: bool = False
 
     def __post_init__(self) -> None:
         if self.admission not in ADMISSIONS:
@@ -153,6 +160,8 @@ def replay_tiers(trace: TimedTrace, tiering: Tiering, costs: Costs, *, counted_f
 
 def scan_survival(trace: TimedTrace, tiering: Tiering, costs: Costs) -> float:
     """Of the blocks in the fast tier touched at least twice before the scan, the share there after it; 1 of none."""
+    if not len(trace.ends):
+        return 1.0
     run = _run(cut_by_scan(trace, tiering.fast_blocks), tiering, costs, scan_from=len(trace.ends) // 2)
     hot = int(run.hot.sum())
     return float((run.hot & run.tier.present).sum() / hot) if hot else 1.0
@@ -170,6 +179,7 @@ def _run(trace: TimedTrace, tiering: Tiering, costs: Costs, *, scan_from: int, c
         FastTier.empty(blocks, min(tiering.fast_blocks, blocks), evictions.NAMES[tiering.eviction]),
         Reads.counted(len(trace.ends), counted_from, *rates, float(costs.token_bytes)),
         UNLIMITED if tiering.budget is None else tiering.budget,
+        SAVING_MARGIN if tiering.save_moves else MARGIN,
         scan_from,
         np.zeros(blocks, np.bool_),
     )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from advisor.index.jit import rule
 
-LEAST_WORTH = 0.02
-"""Expected uses below which a block is not worth a move."""
-SWAP_MARGIN = 0.02
-"""By how much the block that enters must be worth more than the one that goes."""
+MARGIN = 0.02
+"""Expected uses that a move must bring: so much more the block that enters is worth than nothing, or the one that goes.
+Among the arms of a duel, so many hits are taken off for each move."""
+SAVING_MARGIN = 0.2
+"""The same where moves are dear."""
 PROMISE = 0.5
 """A block used twice is protected from one used once while it is worth this share of it."""
 PRICE_MEMORY = 0.8
 
 
 @rule
-def worth_swapping(entering: float, leaving: float) -> bool:
-    return entering - leaving > SWAP_MARGIN
+def worth_swapping(entering: float, leaving: float, margin: float) -> bool:
+    return entering - leaving > margin
 
 
 @rule
