@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -93,6 +93,10 @@ class VolumeState:
     def known_rate(self, operation: str) -> float | None:
         """As its owner declares it, else as measured."""
         return float(self.descriptor.get(f"{operation}_bytes_per_s", 0.0)) or self.rates.get(operation)
+
+    def as_read(self) -> Volume:
+        """As an engine finds it now: at its measured rate, else the declared one."""
+        return replace(self.as_planned(), read_bytes_per_s=self.rates.get("read") or self.known_rate("read"))
 
     @property
     def rates_trusted(self) -> bool:
