@@ -25,6 +25,7 @@ class FromTouch:
     eviction: str
     period_s: float = 0.0
     hurries: bool = True
+    duels: bool = False
     replaces_better: bool = True
 
     def admit(self, candidate: Candidate, scene: Scene) -> Verdict:
@@ -41,6 +42,7 @@ class Ghost:
     eviction: str = "lru-leaf"
     period_s: float = 0.0
     hurries: bool = True
+    duels: bool = False
     replaces_better: bool = True
 
     def admit(self, candidate: Candidate, scene: Scene) -> Verdict:
@@ -57,6 +59,7 @@ class Ranked:
     eviction: str = "value"
     period_s: float = RANK_PERIOD_S
     hurries: bool = False
+    duels: bool = False
     replaces_better: bool = False
 
     def admit(self, candidate: Candidate, scene: Scene) -> Verdict:
@@ -66,19 +69,37 @@ class Ranked:
 
 
 @dataclass(frozen=True, slots=True)
-class Auto:
-    """While there are room and budget every block touched twice, at once; when one is scarce, as `Ranked`.
+class Duelling:
+    """From the 1st, 2nd or 3rd touch, whichever finds the most in its shadow, for a block of a lower score.
 
-    So a block touched twice gives way to a better one alone, and a scan of blocks touched once to none.
+    So a block that is used gives way to a better one alone, and a scan of blocks touched once to none.
     """
+
+    eviction: str = "value"
+    period_s: float = 0.0
+    hurries: bool = True
+    duels: bool = True
+    replaces_better: bool = False
+
+    def admit(self, candidate: Candidate, scene: Scene) -> Verdict:
+        touches, threshold = candidate.block.touches, scene.leading_touches
+        if not touched_enough(touches, threshold):
+            return Verdict(False, candidate.score, f"{ordinal(touches)} touch of {threshold} needed, as duels go now")
+        return Verdict(True, candidate.score, history_of(candidate, scene))
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """`Duelling`; where a budget is nearly spent `Ranked`, so that what is left of it goes to the best."""
 
     eviction: str = "value"
     period_s: float = RANK_PERIOD_S
     hurries: bool = True
+    duels: bool = True
     replaces_better: bool = False
 
     def admit(self, candidate: Candidate, scene: Scene) -> Verdict:
-        return BUILT_IN["ranked"].admit(candidate, scene)
+        return BUILT_IN["ranked" if scene.is_tight else "duel"].admit(candidate, scene)
 
 
 BUILT_IN: dict[str, Policy] = {
@@ -87,5 +108,6 @@ BUILT_IN: dict[str, Policy] = {
     "touch-3": FromTouch(3, "lru-leaf"),
     "ghost": Ghost(),
     "ranked": Ranked(),
+    "duel": Duelling(),
     "auto": Auto(),
 }

@@ -47,12 +47,15 @@ class HeatBook:
         """Blocks that the last `note` saw for the first time."""
         return int(self.counts[FIRST_SEEN])
 
-    def note(self, index: ArrayIndex, rows: Array, rule: int, inflation: float) -> None:
-        """Note what blocks `rows` (i4) were used since they were last noted; keys of eviction by `rule`."""
+    def note(self, index: ArrayIndex, rows: Array, rule: int, inflation: float) -> Array:
+        """Note what blocks `rows` (i4) were used since they were last noted; keys of eviction by `rule`.
+
+        Returns the slots of their notes, which another of `rows` may have taken meanwhile.
+        """
         t = index.tables
-        note_touches(
-            t.blocks, t.realms, rows, self.notes, self.counts, np.empty(len(rows), np.int64), rule, inflation
-        )
+        slots = np.empty(len(rows), np.int64)
+        note_touches(t.blocks, t.realms, rows, self.notes, self.counts, slots, rule, inflation)
+        return slots
 
     def of(self, index: ArrayIndex, rows: Array) -> Array:
         """Slots of the notes of blocks `rows`, -1 where there is none."""

@@ -24,6 +24,8 @@ class Scene(NamedTuple):
     """It takes a block only for another."""
     is_tight: bool
     """A budget is nearly spent."""
+    leading_touches: int = 2
+    """The threshold that leads the duel, for a policy that duels."""
 
 
 class Candidate(NamedTuple):
@@ -68,7 +70,11 @@ class Policy(Protocol):
 
     @property
     def hurries(self) -> bool:
-        """They do not wait as long as there are room and budget."""
+        """They do not wait as long as no budget is nearly spent."""
+
+    @property
+    def duels(self) -> bool:
+        """Thresholds of touches are tried on shadows of the fast volume, and `Scene.leading_touches` is the best."""
 
     @property
     def replaces_better(self) -> bool:

@@ -15,6 +15,7 @@ from advisor.policies.policy import Candidate, Policy, Scene, Verdict
 from advisor.policies.relief import Leavers
 from advisor.policies.rules.noting import placed_columns
 from advisor.policies.rules.score import HALF_LIFE_S
+from advisor.policies.rules.worth import protected
 from advisor.policies.sight import NOWHERE, Sight
 from advisor.wording import bytes_text, duration_text
 
@@ -31,9 +32,9 @@ class _Asking(NamedTuple):
 
 def promote(sight: Sight, policy: Policy, pinned: set[int]) -> None:
     """Where a batch is due, or none is waited for, propose the best of those that wait."""
-    state, fast = sight.state, sight.ordered[0]
-    is_scarce = sight.occupied[fast.volume_id] >= fast.slots_high or sight.purse.is_tight()
-    if policy.period_s > 0 and not _is_due(sight, policy.period_s) and not (policy.hurries and not is_scarce):
+    state = sight.state
+    hurries = policy.hurries and not sight.purse.is_tight()
+    if policy.period_s > 0 and not _is_due(sight, policy.period_s) and not hurries:
         return
     rows = np.array(list(state.waiting), np.int32)
     state.waiting.clear()
@@ -124,6 +125,7 @@ def _scene(sight: Sight, target: Volume) -> Scene:
         fast_blocks=target.slots_high,
         is_full=sight.occupied[target.volume_id] >= target.slots_high,
         is_tight=sight.purse.is_tight(),
+        leading_touches=sight.state.duel.threshold,
     )
 
 
@@ -186,6 +188,9 @@ def _make_way(sight: Sight, policy: Policy, asking: _Asking, target: Volume, lea
         score = float(sight.state.book.notes["score"][slot]) if slot >= 0 else victim.last_touch_us / 1e6 / HALF_LIFE_S
         if asking.candidate.score <= score:
             return f"{target.volume_id} is full of blocks that are used more"
+        touches, heats = asking.candidate.block.touches, (sight.heat(asking.candidate.score), sight.heat(score))
+        if protected(touches, heats[0], victim.touches, heats[1]):
+            return f"{target.volume_id} keeps blocks used twice from those used once"
     if sight.purse.moves < 2:
         return "the budget of open moves or bytes is spent"
     leavers.next()

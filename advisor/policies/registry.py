@@ -13,7 +13,7 @@ from advisor.policies.limits import Limits
 from advisor.policies.policy import Policy
 
 GROUP = "kvadvisor.policies"
-FIELDS = ("eviction", "period_s", "hurries", "replaces_better", "admit")
+FIELDS = ("eviction", "period_s", "hurries", "duels", "replaces_better", "admit")
 POLICY_VERSION = "tiering-2"
 """Changes whenever the same state could give another plan."""
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from advisor.index import ArrayIndex, IndexFault, Key
 from advisor.policies.budgets import Bucket
+from advisor.policies.duelling import Duel, SavedDuel
 from advisor.policies.eviction import Ageing
 from advisor.policies.heat_book import HeatBook
 
@@ -28,6 +29,7 @@ class SavedPolicies(msgspec.Struct):
     used: bytes = b""
     notes: bytes = b""
     counts: bytes = b"\0" * 24
+    duel: SavedDuel = msgspec.field(default_factory=SavedDuel)
 
 
 class PolicyState:
@@ -35,6 +37,7 @@ class PolicyState:
 
     def __init__(self) -> None:
         self.book = HeatBook()
+        self.duel = Duel()
         self.buckets: dict[str, Bucket] = {}
         """Budgets, by what they limit."""
         self.ageing: dict[str, Ageing] = {}
@@ -56,7 +59,7 @@ class PolicyState:
     def saved(self) -> SavedPolicies:
         used, notes, counts = self.book.saved()
         waiting = np.array(list(self.waiting), "<i8").tobytes()
-        return SavedPolicies(self.buckets, self.ageing, waiting, self.due_us, used, notes, counts)
+        return SavedPolicies(self.buckets, self.ageing, waiting, self.due_us, used, notes, counts, self.duel.saved())
 
     def restore(self, saved: SavedPolicies) -> None:
         """Raises `ValueError` for bytes that are none of `saved`."""
@@ -65,6 +68,7 @@ class PolicyState:
         rows: npt.NDArray[Any] = np.frombuffer(saved.waiting, "<i8")
         self.waiting = dict.fromkeys(rows.tolist())
         self.due_us = saved.due_us
+        self.duel.restore(saved.duel)
         self.book.restore(saved.used, saved.notes, saved.counts)
 
     def described(self, index: ArrayIndex) -> list[Any]:
@@ -75,6 +79,7 @@ class PolicyState:
             [[name, b.level, b.filled_us] for name, b in sorted(self.buckets.items())],
             [[name, a.inflation, a.hand, a.target] for name, a in sorted(self.ageing.items())],
             [waiting, self.due_us, used, notes, counts],
+            self.duel.described(),
         ]
 
 

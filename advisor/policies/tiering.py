@@ -48,8 +48,11 @@ def plan_moves(
     with index.lock:
         purse = Purse(limits, len(moves.open), state.buckets, now_us)
         inflation = state.ageing_of(ordered[0].volume_id).inflation if ordered else 0.0
-        state.book.note(index, rows, eviction.rule, inflation)
+        slots = state.book.note(index, rows, eviction.rule, inflation)
         purse.earn(state.book.first_seen)
+        if ordered and policy.duels:
+            notes, roots = state.book.notes[slots], int((index.tables.blocks["depth"][rows] == 0).sum())
+            state.duel.touch(notes["tag"].tolist(), notes["touches"].tolist(), roots, ordered[0].slots_high)
         sight = Sight(index, ordered, moves, limits, now_us, state, namespaces or {}, eviction, purse)
         state.wait(rows.tolist())
         for volume in ordered:

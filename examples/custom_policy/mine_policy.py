@@ -15,6 +15,7 @@ class PayingTenantsFirst:
     eviction: str = "lfuda-leaf"
     period_s: float = 10.0
     hurries: bool = True
+    duels: bool = False
     replaces_better: bool = False
 
     def admit(self, candidate: Candidate, scene: Scene) -> Verdict:

@@ -29,6 +29,7 @@ class Bare:
     eviction = "lru"
     period_s = 0.0
     hurries = True
+    duels = False
     replaces_better = True
 
     def admit(self, candidate: Any, scene: Any) -> Any: ...
@@ -46,5 +47,5 @@ def test_policy_of_another_package_that_is_none_is_refused(field: str, value: An
     setattr(policy, field, value)
     with pytest.raises(PolicyUnknown, match=words):
         checked(policy, "mine", "mine:POLICY")
-    with pytest.raises(PolicyUnknown, match="lacks eviction, period_s, hurries, replaces_better, admit"):
+    with pytest.raises(PolicyUnknown, match="lacks eviction, period_s, hurries, duels, replaces_better, admit"):
         checked(object(), "mine", "mine:POLICY")

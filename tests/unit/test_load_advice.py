@@ -65,6 +65,10 @@ def test_unknown_rates_are_named_and_what_is_stored_is_loaded() -> None:
     assert "declare read_bytes_per_s" in no_rate.reason
 
 
+def test_blocks_that_are_no_chain_are_found_all_the_same() -> None:
+    assert loaded(ask([1, 3, 8], prefill=1_000.0)) == ["fast", "fast", "slow"]
+
+
 def test_prompt_that_is_not_stored_is_computed() -> None:
     advice = ask([77, 1], prefill=1_000.0)
     assert loaded(advice) == []
