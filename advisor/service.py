@@ -36,6 +36,7 @@ from advisor.mover import Mover
 from advisor.open_log import log_place, open_log, open_queries
 from advisor.pipeline import FoldThread, Group, LogThread, StoppedError, now_us
 from advisor.policies.registry import policy_version
+from advisor.policies.warm import warm as warm_policies
 from advisor.retention import Retention
 from advisor.settings import AdvisorSettings, SourceSettings
 from advisor.turnstile import Turnstile
@@ -322,13 +323,14 @@ class AdvisorService:
 
 
 def _prepare_index() -> None:
-    """Load the index's compiled functions. Where they must be compiled first, say so: it takes half a minute."""
+    """Load the compiled functions. Where they must be compiled first, say so: it takes half a minute."""
     hint = threading.Timer(
         COMPILE_HINT_S, _log.info, ["compiling the index's functions; `kvadvisor warm` does it at install"]
     )
     hint.start()
     try:
         warm_index()
+        warm_policies()
     finally:
         hint.cancel()
 
