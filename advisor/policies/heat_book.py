@@ -24,7 +24,7 @@ from advisor.policies.rules.noting import (
 from advisor.policies.rules.score import HALF_LIFE_S
 
 SLOTS = 1 << 18
-"""Blocks remembered: 20 MB when all are. A block that is not is taken for one touched once, at its last touch."""
+"""Blocks remembered: 24 MB when all are. A block that is not is taken for one touched once, at its last touch."""
 
 Array = npt.NDArray[Any]
 
