@@ -93,7 +93,7 @@ def replay(
         ),
     ] = None,
     save_moves: Annotated[
-        bool, typer.Option("--save-moves", help="With --fast: auto and hazard move only what gains a fifth of a hit.")
+        bool, typer.Option("--save-moves", help="With --fast: auto and hazard move only what gains an eighth of a hit soon.")
     ] = False,
     token_bytes: Annotated[
         int, typer.Option("--token-bytes", help="With --fast: KV bytes of a token, all layers.")
