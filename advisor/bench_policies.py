@@ -1,7 +1,6 @@
 """How good and how fast the policies are in replay, for `kvadvisor bench policies`.
 
-The conversation trace of the `SHARED_DATA` folder where there is one, else a simulated mix; `auto` was tuned on the
-first half of the former.
+On the conversation trace of the `SHARED_DATA` folder. docs/policies.md says what `auto` was tuned on.
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import numpy as np
 
 from advisor.caches import RequestTrace, replay_cache
 from advisor.tiers import Costs, Tiering, TimedTrace, own_eviction, replay_tiers, scan_survival, timed
@@ -30,6 +32,7 @@ FLAT = ("2q", "arc", "fifo", "gdsf", "length-aware", "lfu", "lru", "lru-tail", "
 FLAT_CAPACITIES = (1_000, 5_859, 30_000, 100_000)
 FLAT_ACCESSES = 122_000
 SWEEP_CAPACITIES = (1_000, 5_859, 10_000, 30_000, 50_000, 100_000)
+PEER_ACCESS = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
 TREE = ("arc-leaf", "belady-leaf", "gdsf-leaf", "lru-leaf", "min")
 
 
@@ -61,16 +64,18 @@ def _speed(requests: RequestTrace) -> Iterator[Figure]:
 
 
 def _peer_accesses_s(requests: RequestTrace) -> float | None:
-    """Of libCacheSim's LRU through its Python package, request by request in its own loop; None without it."""
+    """Of libCacheSim's LRU by its Python package's `process_trace`, from a file of its own format; None without it."""
     if find_spec("libcachesim") is None:
         return None
     peer = import_module("libcachesim")
-    accesses = [peer.Request(obj_id=int(block), obj_size=1) for block in requests.ids]
-    cache = peer.LRU(FAST_BLOCKS)
-    start_s = time.perf_counter()
-    for access in accesses:
-        cache.get(access)
-    return len(accesses) / (time.perf_counter() - start_s)
+    accesses = np.zeros(len(requests.ids), PEER_ACCESS)
+    accesses["id"], accesses["size"], accesses["next"] = requests.ids, 1, -1
+    with NamedTemporaryFile(suffix=".oracleGeneral") as file:
+        accesses.tofile(file.name)
+        reader = peer.TraceReader(file.name, peer.TraceType.ORACLE_GENERAL_TRACE)
+        start_s = time.perf_counter()
+        peer.LRU(FAST_BLOCKS).process_trace(reader)
+        return len(accesses) / (time.perf_counter() - start_s)
 
 
 def _flat(requests: RequestTrace) -> Iterator[Figure]:

@@ -14,7 +14,7 @@ from advisor.tiers.reads import Heat, TimedTrace
 Array = Any
 """As numba types it."""
 
-SWEPT_S, HORIZON_S, PRICE, MOVE_RATE = range(4)
+SWEPT_S, HORIZON_S, PRICE, MOVE_RATE, LONGEST_S = range(5)
 KNOWN, REQUESTS, MOVED = range(3)
 
 
@@ -34,11 +34,13 @@ class Learned(NamedTuple):
     counts: Array
 
     @classmethod
-    def nothing(cls, blocks: int) -> Learned:
+    def nothing(cls, blocks: int, longest_s: float) -> Learned:
+        """`longest_s`: the longest horizon."""
         table = (hazard.CLASSES, hazard.BINS)
-        levels = np.zeros(4)
+        levels = np.zeros(5)
         levels[MOVE_RATE] = -1.0
         levels[HORIZON_S] = hazard.HORIZON_MIN_S
+        levels[LONGEST_S] = longest_s
         return cls(
             np.zeros(blocks, np.int64),
             np.zeros(blocks, np.int64),
@@ -87,7 +89,9 @@ def learn_ages(t: TimedTrace, heat: Heat, learned: Learned, capacity: int, moves
     learned.counts[MOVED] = moves
     before = learned.levels[MOVE_RATE]
     learned.levels[MOVE_RATE] = rate if before < 0.0 else 0.9 * before + 0.1 * rate
-    learned.levels[HORIZON_S] = hazard.horizon_s(capacity, learned.levels[MOVE_RATE])
+    learned.levels[HORIZON_S] = hazard.horizon_s(
+        capacity, learned.levels[MOVE_RATE], learned.levels[LONGEST_S]
+    )
     known = learned.counts[KNOWN]
     for block in range(known):
         seen_s = max(0.0, learned.levels[SWEPT_S] - heat.last_s[block])

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from advisor.errors import AdvisorError
 from advisor.policies.rules import eviction as evictions
+from advisor.policies.rules.hazard import HORIZON_MAX_S
 from advisor.policies.rules.score import NO_SCORE
-from advisor.policies.rules.worth import MARGIN, SAVING_MARGIN
+from advisor.policies.rules.worth import MARGIN, SAVING_HORIZON_S, SAVING_MARGIN
 from advisor.tiers import deciding, duelling, kernels
 from advisor.tiers.fast_tier import FastTier
 from advisor.tiers.figures import Costs, TierFigures
@@ -64,12 +65,14 @@ def _ranked(r: Run) -> None:
 def _learning(*arms: int, start: int | None = None) -> Callable[[Run], None]:
     def run(r: Run) -> None:
         blocks, capacity = len(r.trace.depths), r.tier.capacity
-        duels = len(arms) > 1
+        saves = r.margin != MARGIN and duelling.BY_WORTH in arms
+        chosen = (duelling.BY_WORTH,) if saves else arms
+        duels = len(chosen) > 1
         rules = (evictions.VALUE, evictions.LRU_LEAF, evictions.LFUDA_LEAF, evictions.LRU_LEAF, evictions.LRU_LEAF)
         shadow = (FastTier.empty(blocks if duels else 0, capacity, rule) for rule in (*rules, evictions.VALUE))
-        allowed = sum(1 << arm for arm in arms)
+        allowed = sum(1 << arm for arm in chosen)
         by_arm = [np.zeros(duelling.ARMS, kind) for kind in (np.float64, np.int64, np.int64)]
-        leader = np.full(1, arms[0] if start is None else start, np.int64)
+        leader = np.full(1, chosen[0] if saves or start is None else start, np.int64)
         duel = duelling.Duel(allowed, by_arm[0], by_arm[1], by_arm[2], leader)
         duelling.learning(
             r.trace,
@@ -78,7 +81,7 @@ def _learning(*arms: int, start: int | None = None) -> Callable[[Run], None]:
             r.reads,
             r.budget,
             r.margin,
-            Learned.nothing(blocks),
+            Learned.nothing(blocks, SAVING_HORIZON_S if saves else HORIZON_MAX_S),
             duelling.Shadows(*shadow),
             duel,
             r.by_block(),
@@ -118,7 +121,7 @@ EVICTIONS = ("lru", "lru-leaf", "lfuda-leaf")
 class Tiering:
     """What decides over a fast tier of so many blocks. `budget`: moves for each different block, None unlimited.
 
-    `save_moves`: admissions that learn move only what brings a fifth of a hit or more.
+    `save_moves`: `hazard` and `auto` go by worth alone, and move only what brings an eighth of a hit soon.
 
     Raises `UnknownTiering`, naming what there is.
     """

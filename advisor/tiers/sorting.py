@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from advisor.index.jit import inlined, routine
+from advisor.index.jit import inlined, rule
 
 Array = Any
 """As numba types it."""
@@ -36,14 +36,14 @@ def _sink(blocks: Array, values: Array, depths: Array, at: int, count: int) -> N
     blocks[at] = block
 
 
-@routine
+@rule
 def heap_up(blocks: Array, count: int, values: Array, depths: Array) -> None:
     """Make `blocks[:count]` a heap whose best block is the first."""
     for at in range(count // 2 - 1, -1, -1):
         _sink(blocks, values, depths, at, count)
 
 
-@inlined
+@rule
 def take_best(blocks: Array, count: int, values: Array, depths: Array) -> int:
     """The best block of the heap, which is moved to its end: it holds one less from now on."""
     best = blocks[0]

@@ -52,3 +52,16 @@ def test_choosing_for_each_read_beats_always_loading_and_never_loading(conversat
     never_s = conversation.input_tokens.mean() / 10_000
     assert never_s == pytest.approx(1.2035, abs=0.001)
     assert figures.first_token_s.mean < never_s < figures.first_token_s_always_load.mean
+
+
+@pytest.mark.parametrize(("budget", "best_fixed"), [(0.02, 0.089), (0.25, 0.183), (None, 0.189)])
+def test_auto_is_near_the_best_fixed_policy_or_above_it(
+    budget: float | None, best_fixed: float, conversation: TimedTrace
+) -> None:
+    figures = replay_tiers(conversation, Tiering("auto", "value", FAST_BLOCKS, budget), Costs())
+    assert figures.fhit >= best_fixed - 0.005
+    assert budget is None or figures.moves_per_block <= budget + 0.002
+
+
+def test_auto_loses_nothing_that_is_used_to_a_scan(conversation: TimedTrace) -> None:
+    assert scan_survival(conversation, Tiering("auto", "value", FAST_BLOCKS, None), Costs()) == 1.0

@@ -112,10 +112,10 @@ def fade_factor(elapsed_s: float, requests: int) -> float:
 
 
 @rule
-def horizon_s(capacity_blocks: int, moves_per_s: float) -> float:
-    """How far ahead a use still counts: a quarter of the time that a block stays, 20 s to 15 min."""
+def horizon_s(capacity_blocks: int, moves_per_s: float, longest_s: float) -> float:
+    """How far ahead a use still counts: a quarter of the time that a block stays, from 20 s to `longest_s`."""
     stay_s = capacity_blocks / max(moves_per_s, 1e-9)
-    return min(HORIZON_MAX_S, max(HORIZON_MIN_S, 0.25 * stay_s))
+    return min(longest_s, max(HORIZON_MIN_S, 0.25 * stay_s))
 
 
 @rule

@@ -7,8 +7,9 @@ from advisor.index.jit import rule
 MARGIN = 0.02
 """Expected uses that a move must bring: so much more the block that enters is worth than nothing, or the one that goes.
 Among the arms of a duel, so many hits are taken off for each move."""
-SAVING_MARGIN = 0.2
-"""The same where moves are dear."""
+SAVING_MARGIN = 0.12
+SAVING_HORIZON_S = 60.0
+"""The margin where moves are dear, and how far ahead a use then counts at most."""
 PROMISE = 0.5
 """A block used twice is protected from one used once while it is worth this share of it."""
 PRICE_MEMORY = 0.8
