@@ -130,7 +130,8 @@ class _Simulation:
     def _begun(self, tenant: _Tenant) -> _Session:
         tenant.sessions += 1
         random = Random(f"{self._seed}/{tenant.load.name}/{tenant.sessions}")
-        return _Session(tenant, tenant.sessions, random, _geometric(random, tenant.load.turns_mean))
+        one_turn = tenant.load.one_turn_share > 0 and random.random() < tenant.load.one_turn_share
+        return _Session(tenant, tenant.sessions, random, 1 if one_turn else _geometric(random, tenant.load.turns_mean))
 
     def _push(self, at_s: float, session: _Session | None, tenant: _Tenant | None = None) -> None:
         owner = session.tenant if session is not None else tenant

@@ -12,11 +12,11 @@ from msgspec import Meta, Struct
 
 from advisor.errors import AdvisorError
 
-PRESETS = ("agents", "chat", "mixed", "rag", "scan")
+PRESETS = ("agents", "chat", "mixed", "rag", "scan", "signals")
 
 Tokens = Annotated[int, Meta(ge=0, le=10_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
-Share = Annotated[float, Meta(ge=0, le=0.9)]
+Share = Annotated[float, Meta(ge=0, le=0.95)]
 
 
 class WorkloadError(AdvisorError):
@@ -40,7 +40,9 @@ class TenantLoad(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     zipf_exponent: Annotated[float, Meta(ge=0, le=5)] = 1.0
     own_tokens: Tokens = 0
     turns_mean: Annotated[float, Meta(ge=1, le=1e5)] = 1.0
-    """Geometric."""
+    """Geometric, of those that go on at all."""
+    one_turn_share: Share = 0.0
+    """Sessions that end after their first turn whatever `turns_mean` says."""
     turn_tokens: Annotated[int, Meta(ge=1, le=10_000_000)] = 100
     answer_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 200
     think_s: Seconds = 30.0

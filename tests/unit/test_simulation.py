@@ -44,7 +44,7 @@ def test_same_seed_gives_the_same_bytes(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_each_preset_is_a_trace_by_time_whose_blocks_cover_its_tokens(preset: str) -> None:
     requests = list(simulate_requests(msgspec.structs.replace(load_preset(preset), minutes=8), 1))
-    assert 500 < len(requests) < 3_000
+    assert 500 < len(requests) < 4_000
     assert all(a.timestamp_ms <= b.timestamp_ms for a, b in itertools.pairwise(requests))
     assert all(len(r.block_ids) == -(-r.input_tokens // 512) for r in requests)
     assert all(len(set(r.block_ids)) == len(r.block_ids) for r in requests)
@@ -94,6 +94,12 @@ def test_tenants_do_not_disturb_each_other() -> None:
         return [(r.timestamp_ms, r.input_tokens, r.output_tokens) for r in requests if r.tenant == "acme"]
 
     assert acme(alone) == acme(both)
+
+
+def test_a_share_of_sessions_ends_after_one_turn() -> None:
+    workload = one_tenant(minutes=60, turns_mean=20, one_turn_share=0.7, think_s=1)
+    turns = Counter(r.session_id for r in simulate_requests(workload, 1))
+    assert 0.68 < sum(count == 1 for count in turns.values()) / len(turns) < 0.82
 
 
 def test_a_session_ends_before_its_context_is_too_long() -> None:
