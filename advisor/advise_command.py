@@ -102,8 +102,22 @@ def in_words(advice: Advice, name: str, costs: Costs) -> list[str]:
         f"First token: {chosen.first_token_s:.2f} s on average, {facts.first_token_s_without:.2f} s where everything"
         f" is computed, at {costs.fast_bytes_per_s / 1e9:g} and {costs.slow_bytes_per_s / 1e9:g} GB/s and"
         f" {costs.prefill_tokens_per_s:,.0f} tokens/s.",
+        *_what_writes_less(advice),
         *_what_more_brings(advice),
         "",
+    ]
+
+
+def _what_writes_less(advice: Advice) -> list[str]:
+    """The admission that serves most of those that write less than half as much."""
+    half = advice.chosen.written_bytes_per_day / 2
+    sparing = [choice for choice in advice.at_capacity if choice.written_bytes_per_day < half]
+    if not sparing:
+        return []
+    other = max(sparing, key=lambda choice: choice.hit_ratio)
+    return [
+        f'If that wears it out: "{other.admission}" would serve {formats.percent(other.hit_ratio)} and write'
+        f" {formats.size(other.written_bytes_per_day)} a day; --write-bytes-per-s holds any policy to a rate."
     ]
 
 

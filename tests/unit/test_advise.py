@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from advisor.advice import AdviceError, Choice, Sizing, advise_on, best
+from advisor.advice import Advice, AdviceError, Choice, Sizing, WorkloadFacts, advise_on, best
+from advisor.advise_command import in_words
 from advisor.cli import main
 from advisor.simulation.workload import TenantLoad, Workload
 from advisor.simulation.writing import write_simulation
@@ -134,6 +136,17 @@ def test_the_command_says_it_in_words_and_json(
 def test_a_recordings_own_block_size_is_used(tmp_path: Path) -> None:
     write_simulation(tmp_path / "t.cap", Workload(minutes=1, tenants=(CHATS,)), 1, engine_blocks=100)
     assert advised(tmp_path, tmp_path / "t.cap")["workload"]["block_bytes"] == 512 * 327_680
+
+
+def test_what_writes_much_less_is_told_too() -> None:
+    chosen, sparing, other = choice("auto", 0.3, 1.0), choice("touch-2", 0.25, 0.3), choice("touch-3", 0.2, 0.1)
+    written = [replace(each, written_bytes_per_day=each.moves_per_block * 1e12) for each in (chosen, sparing, other)]
+    facts = WorkloadFacts(10, 60.0, 1000, 10, 1, 0.5, 1.0)
+    advice = Advice(facts, None, written[0], tuple(written), ())
+    (line,) = [line for line in in_words(advice, "t", Costs()) if "wears" in line]
+    assert '"touch-2" would serve 25.0 % and write 300 GB a day' in line
+    alone = Advice(facts, None, written[0], (written[0],), ())
+    assert not any("wears" in line for line in in_words(alone, "t", Costs()))
 
 
 @pytest.mark.parametrize(
