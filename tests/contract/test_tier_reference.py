@@ -54,13 +54,10 @@ def test_choosing_for_each_read_beats_always_loading_and_never_loading(conversat
     assert figures.first_token_s.mean < never_s < figures.first_token_s_always_load.mean
 
 
-@pytest.mark.parametrize(("budget", "best_fixed"), [(0.02, 0.089), (0.25, 0.183), (None, 0.189)])
-def test_auto_is_near_the_best_fixed_policy_or_above_it(
-    budget: float | None, best_fixed: float, conversation: TimedTrace
-) -> None:
-    figures = replay_tiers(conversation, Tiering("auto", "value", FAST_BLOCKS, budget), Costs())
-    assert figures.fhit >= best_fixed - 0.005
-    assert budget is None or figures.moves_per_block <= budget + 0.002
+def test_auto_is_near_the_best_fixed_policy(conversation: TimedTrace) -> None:
+    figures = replay_tiers(conversation, Tiering("auto", "value", FAST_BLOCKS, 0.25), Costs())
+    assert figures.fhit >= 0.183 - 0.005
+    assert figures.moves_per_block <= 0.252
 
 
 def test_auto_loses_nothing_that_is_used_to_a_scan(conversation: TimedTrace) -> None:
