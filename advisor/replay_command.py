@@ -93,7 +93,8 @@ def replay(
         ),
     ] = None,
     save_moves: Annotated[
-        bool, typer.Option("--save-moves", help="With --fast: auto and hazard move only what gains an eighth of a hit soon.")
+        bool,
+        typer.Option("--save-moves", help="With --fast: auto and hazard move only what gains an eighth of a hit soon."),
     ] = False,
     token_bytes: Annotated[
         int, typer.Option("--token-bytes", help="With --fast: KV bytes of a token, all layers.")
@@ -172,11 +173,13 @@ def replay(
         draw=html_out is not None,
         kept=Kept(json_out if resume else None),
     )
+    # A recording's events are folded, and only for policies, or what shows them, taken for requests.
+    as_requests = speed is None and bool(jobs or policy or capacity or csv_out or html_out)
     formats = ["log" if is_log(path) else detect_format(path) for path in files]
     console = Console(markup=False)
     reports: list[FileReport] = []
     for path, kind in zip(files, formats, strict=True):
-        if kind != "trace" and (speed is not None or not (jobs or policy or capacity)):
+        if kind != "trace" and not as_requests:
             reports.append(_recording_report(path, kind, speed))
             continue
         trace, refused = requests_of(path)

@@ -83,10 +83,23 @@ def test_the_page_draws_the_figures_of_the_json_and_fetches_nothing(
     assert max(value for _, value in points) <= max(bounds)
 
 
-def test_a_page_of_a_recording_without_policies_has_its_name(tmp_path: Path) -> None:
+def test_rows_and_a_page_of_a_recording_are_of_the_requests_behind_it(tmp_path: Path) -> None:
     write_simulation(tmp_path / "t.cap", Workload(minutes=1, tenants=(CHATS,)), 1, engine_blocks=50)
-    run(tmp_path / "t.cap", "--html", tmp_path / "r.html")
-    assert "t.cap" in (tmp_path / "r.html").read_text()
+    run(tmp_path / "t.cap", "--html", tmp_path / "r.html", "--csv", tmp_path / "r.csv")
+    assert "Shared prefixes" in (tmp_path / "r.html").read_text()
+    with (tmp_path / "r.csv").open(newline="") as text:
+        assert {row["policy"] for row in csv.DictReader(text)} == {"lru", "lfu"}
+
+
+def test_one_request_and_none_have_a_page(tmp_path: Path) -> None:
+    for name, line in (
+        ("one", '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}'),
+        ("none", '{"timestamp": 0, "input_length": 0, "output_length": 5, "hash_ids": []}'),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text(line)
+        for options in (("--policy", "lru", "--capacity", "5"), ("--fast", "5")):
+            run(tmp_path / f"{name}.jsonl", *options, "--html", tmp_path / "r.html")
+            assert "No two requests begin alike" in (tmp_path / "r.html").read_text()
 
 
 def test_nothing_in_a_name_ends_the_script() -> None:

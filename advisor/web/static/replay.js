@@ -16,6 +16,7 @@
   }
 
   function moment(seconds) {
+    if (seconds > 0 && seconds < 10) return `${Number(seconds.toPrecision(2))} s`;
     const whole = Math.round(seconds);
     const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
     if (hours) return `${hours} h ${minutes} min`;
