@@ -19,7 +19,7 @@ from advisor.policies.rules.worth import protected
 from advisor.policies.sight import NOWHERE, Sight
 from advisor.wording import bytes_text, duration_text
 
-CANDIDATES_MAX = 1_024
+CANDIDATES_MAX = 512
 """Blocks that one plan looks at, those of the best scores."""
 
 
@@ -39,7 +39,7 @@ def promote(sight: Sight, policy: Policy, pinned: set[int]) -> None:
     rows = np.array(list(state.waiting), np.int32)
     state.waiting.clear()
     out: list[int] = []
-    asking = [each for row in _best(sight, rows) if (each := _ask(sight, policy, row, out)) is not None]
+    asking = [each for row, slot in _best(sight, rows) if (each := _ask(sight, policy, row, slot, out)) is not None]
     asking.sort(key=lambda each: (-each.verdict.value, each.candidate.block.depth, each.candidate.block.key))
     leavers: dict[str, Leavers] = {}
     promoted = 0
@@ -69,19 +69,20 @@ def _is_due(sight: Sight, period_s: float) -> bool:
     return True
 
 
-def _best(sight: Sight, rows: np.ndarray) -> list[int]:
-    """Rows that are on some volume but not the fastest, best scores first, ancestors before descendants."""
+def _best(sight: Sight, rows: np.ndarray) -> list[tuple[int, int]]:
+    """Rows that are not on the fastest volume, with their notes: best scores first, ancestors before descendants."""
     tables, top = sight.index.tables, len(sight.index.tables.blocks)
     rows = rows[rows < top]
     uses, sizes = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
     placed_columns(tables.blocks, tables.placements, rows, sight.ordered[0].place, uses, sizes)
     rows = rows[uses < 0]
-    scores = sight.state.book.scores(sight.index, rows, sight.state.book.of(sight.index, rows))
-    order = np.lexsort((tables.blocks["depth"][rows], -scores))
-    return list(rows[order[:CANDIDATES_MAX]].tolist())
+    slots = sight.state.book.of(sight.index, rows)
+    scores = sight.state.book.scores(sight.index, rows, slots)
+    order = np.lexsort((tables.blocks["depth"][rows], -scores))[:CANDIDATES_MAX]
+    return list(zip(rows[order].tolist(), slots[order].tolist(), strict=True))
 
 
-def _ask(sight: Sight, policy: Policy, row: int, out: list[int]) -> _Asking | None:
+def _ask(sight: Sight, policy: Policy, row: int, slot: int, out: list[int]) -> _Asking | None:
     """What the policy says of a block; None where it is on no volume or moves already, or stays out."""
     try:
         block = sight.index.block(row)
@@ -93,7 +94,6 @@ def _ask(sight: Sight, policy: Policy, row: int, out: list[int]) -> _Asking | No
     source = sight.ordered[rank]
     placed = block.placed_in(source.place)
     assert placed is not None
-    slot = sight.state.book.slot(sight.index, row)
     target, why = _target(sight, block, rank, placed.block_bytes)
     candidate = _candidate(sight, block, source, target, placed.block_bytes, slot)
     if not why:
