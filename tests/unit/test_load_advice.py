@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from advisor.entries import Measurement
 from advisor.policies.instant_moves import InstantFold
 from advisor.policies.loading import LoadAdvice, advise_load
+from advisor.reader import ServiceReader
+from advisor.service import AdvisorService
+from advisor.settings import AdvisorSettings
 from event_plane.schema import Namespace
 
 TENANT = Namespace(tenant="acme")
@@ -13,8 +19,8 @@ BYTES = 1_000_000
 """Of a block of 100 tokens."""
 
 
-def ask(hashes: list[int], prefill: float, *, fast: float = 1e9, slow: float = 1e8) -> LoadAdvice:
-    """Of a chain 1 … 8 on the slow volume, 1 … 4 on the fast one too. Rates in bytes/s and tokens/s."""
+def shelf(fast: float = 1e9, slow: float = 1e8) -> InstantFold:
+    """A chain 1 … 8 on the slow volume, 1 … 4 on the fast one too. Rates in bytes/s."""
     fold = InstantFold(
         [
             {"id": "slow", "speed_rank": 1, "capacity_blocks": 100, "read_bytes_per_s": slow},
@@ -24,6 +30,11 @@ def ask(hashes: list[int], prefill: float, *, fast: float = 1e9, slow: float = 1
     )
     fold.store("slow", list(range(1, 9)), TENANT, size=BYTES)
     fold.store("fast", [1, 2, 3, 4], TENANT, size=BYTES)
+    return fold
+
+
+def ask(hashes: list[int], prefill: float, *, fast: float = 1e9, slow: float = 1e8) -> LoadAdvice:
+    fold = shelf(fast, slow)
     volumes = [volume.as_planned() for volume in fold.fold.volumes.values()]
     return advise_load(fold.fold.index, volumes, TENANT.namespace_id, 0, hashes, 100, prefill)
 
@@ -84,3 +95,20 @@ def test_no_other_leading_part_is_sooner(prefill: float) -> None:
         loads = {"fast": min(part, 4) * BYTES / 1e9, "slow": max(0, part - 4) * BYTES / 1e8}
         seconds.append(max(loads.values()) + (len(hashes) - part) * 100 / prefill)
     assert advice.first_token_s == pytest.approx(min(seconds))
+
+
+def test_service_answers_for_the_namespace_that_has_the_blocks_at_the_rate_measured(tmp_path: Path) -> None:
+    fold = shelf()
+    fold.store("slow", [1], Namespace(tenant="forge"), size=BYTES)
+    fold.log(Measurement("fast", "read", BYTES, BYTES / 5e8))
+    service = AdvisorService(AdvisorSettings(directory=tmp_path))
+    service.fold = fold.fold
+    reader = ServiceReader(service)
+    answer = reader.load_advice([1, 2, 9], block_tokens=100, prefill_tokens_per_s=1_000.0)
+    assert answer.namespace_id == f"{TENANT.namespace_id:016x}"
+    assert [(block.load, block.volume) for block in answer.blocks] == [(True, "fast"), (True, "fast"), (False, "")]
+    assert answer.first_token_s == pytest.approx(2 * BYTES / 5e8 + 0.1)
+    other = reader.load_advice([1, 2], block_tokens=100, tenant="forge", prefill_tokens_per_s=1_000.0)
+    assert (other.load_blocks, other.blocks[0].volume) == (1, "slow")
+    nobody = reader.load_advice([77], block_tokens=100, tenant="harbor")
+    assert (nobody.namespace_id, nobody.load_blocks) == ("", 0)
