@@ -47,7 +47,7 @@ class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     low_watermark: float = 0.75
     when_full: Literal["refuse"] = "refuse"
     read_bytes_per_s: float = 0.0
-    """What it reads at its best, as its owner knows it; 0: to be measured. This and the next guide the advisor alone."""
+    """What it reads at its best, as its owner knows it; 0: to be measured. It and the next guide the advisor alone."""
     write_bytes_per_s: float = 0.0
     cost_per_gb_month: float = 0.0
     """In any one currency for all volumes, as the next one. A GB is 10^9 bytes."""
