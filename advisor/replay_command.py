@@ -96,6 +96,10 @@ def replay(
         bool,
         typer.Option("--save-moves", help="With --fast: auto and hazard move only what gains an eighth of a hit soon."),
     ] = False,
+    by_priority: Annotated[
+        bool,
+        typer.Option("--by-priority", help="With --fast: auto and hazard learn of each priority by itself."),
+    ] = False,
     token_bytes: Annotated[
         int, typer.Option("--token-bytes", help="With --fast: KV bytes of a token, all layers.")
     ] = Costs.token_bytes,
@@ -169,6 +173,7 @@ def replay(
         costs,
         last_half,
         speed,
+        by_priority=by_priority,
         keep_live=state_out is not None,
         draw=html_out is not None,
         kept=Kept(json_out if resume else None),

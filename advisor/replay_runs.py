@@ -30,7 +30,8 @@ _Done = TypeVar("_Done")
 class Asked:
     """What every file is run through: tierings where there are any, else policies at capacities.
 
-    `speed`: times as fast as recorded, through the fold; None at once. `draw`: prepare what only a page shows.
+    `speed`: times as fast as recorded, through the fold; None at once. `by_priority`: what learns, learns of each
+    priority of requests by itself. `draw`: prepare what only a page shows.
     """
 
     policies: list[str]
@@ -39,6 +40,7 @@ class Asked:
     costs: Costs
     last_half: bool = False
     speed: float | None = None
+    by_priority: bool = False
     keep_live: bool = False
     draw: bool = False
     kept: Kept = field(default_factory=lambda: Kept(None))
@@ -67,6 +69,7 @@ def _settings(asked: Asked) -> dict[str, Any]:
     settings: dict[str, Any] = {"last_half": asked.last_half, "speed": asked.speed is not None}
     if asked.tierings:
         settings |= {"costs": asdict(asked.costs), "save_moves": asked.tierings[0].save_moves}
+        settings["by_priority"] = asked.by_priority
     return settings
 
 
@@ -85,7 +88,15 @@ def _two_tiers(
     left = [job for job in asked.tierings if tier_key(job) not in done]
     report.tiers = [done[tier_key(job)] for job in asked.tierings if tier_key(job) in done]
     with progress_of(Path(report.path).name, len(left) * trace.requests) as advance:
-        replay_all(trace, left, asked.costs, advance, counted_from=counted_from, finished=finished)
+        replay_all(
+            trace,
+            left,
+            asked.costs,
+            advance,
+            counted_from=counted_from,
+            by_priority=asked.by_priority,
+            finished=finished,
+        )
 
 
 def _one_tier(

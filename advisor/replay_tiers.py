@@ -69,12 +69,13 @@ def tierings(
     fast: list[int], admissions: list[str], evictions: list[str], budgets: list[float], *, save_moves: bool = False
 ) -> list[Tiering]:
     """All of them, in the order given. Raises `UnknownTiering`."""
+    unlimited: list[float | None] = [None]
     return [
         Tiering(admission, eviction, blocks, budget, save_moves)
         for blocks in fast
         for admission in admissions
         for eviction in (evictions or [own_eviction(admission)])
-        for budget in (budgets or [None])
+        for budget in (budgets or unlimited)
     ]
 
 
@@ -96,14 +97,17 @@ def replay_all(
     progress: Progress,
     *,
     counted_from: int = 0,
+    by_priority: bool = False,
     finished: Callable[[Tiering, TierResult], None] = lambda _job, _result: None,
 ) -> list[TierResult]:
     """In threads: the kernels let go of Python's lock. `progress` is told of requests, each job's once.
 
-    `finished` is called in the threads, with each result as it comes.
+    `by_priority`: what learns, learns of each priority by itself. `finished` is called in the threads, with each
+    result as it comes.
     """
     requests = trace.as_requests()
-    two_tier = timed(requests, [ms / 1000.0 for ms in trace.timestamps_ms])
+    priorities = trace.priorities if by_priority and trace.priorities else None
+    two_tier = timed(requests, [ms / 1000.0 for ms in trace.timestamps_ms], priorities)
     duration_s = float(two_tier.arrivals_s[-1] - two_tier.arrivals_s[0]) if trace.requests else 0.0
     bounds = {blocks: _belady(requests, blocks, counted_from) for blocks in {job.fast_blocks for job in jobs}}
     block_bytes = costs.token_bytes * (trace.block_tokens[0] if trace.requests else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,8 @@ class Trace:
     hashes: npt.NDArray[np.uint64]
     block_bytes: int = 0
     """Of a whole block; 0: nobody told."""
+    priorities: tuple[int, ...] = ()
+    """By request, 0 where not told; empty: of a recording."""
 
     @property
     def requests(self) -> int:
@@ -99,7 +101,9 @@ def load_trace(path: Path) -> Trace:
     """
     known: dict[tuple[bytes, int], bytes] = {}
     requests = TraceRequests()
+    priorities: list[int] = []
     for request in sorted(read_trace(path), key=lambda request: request.timestamp_ms):
+        priorities.append(request.priority)
         hashes: list[bytes] = []
         parent = NO_HASH
         for block_id in request.block_ids:
@@ -109,4 +113,4 @@ def load_trace(path: Path) -> Trace:
             hashes.append(block_hash)
             parent = block_hash
         requests.add(request.timestamp_ms, request.input_tokens, request.block_tokens, hashes)
-    return requests.trace()
+    return replace(requests.trace(), priorities=tuple(priorities))

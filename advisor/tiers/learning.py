@@ -65,14 +65,16 @@ def learn_uses(t: TimedTrace, r: int, first: int, end: int, run: int, heat: Heat
             if i == end - 1 and partial:
                 kind = hazard.PARTIAL
             learned.kinds[block] = kind
-            learned.classes[block] = kind
+            learned.classes[block] = block_class(1, kind, 0.0, t.priorities[r])
             learned.counts[KNOWN] = max(learned.counts[KNOWN], block + 1)
         else:
             gap_s = now_s - heat.last_s[block]
             seen_s = max(0.0, learned.levels[SWEPT_S] - heat.last_s[block])
             expose(learned.exposure, learned.classes[block], seen_s, gap_s)
             learned.hits[learned.classes[block], age_bin(gap_s)] += 1.0
-            learned.classes[block] = block_class(heat.touches[block] + 1, learned.kinds[block], gap_s)
+            learned.classes[block] = block_class(
+                heat.touches[block] + 1, learned.kinds[block], gap_s, t.priorities[r]
+            )
 
 
 @routine

@@ -18,7 +18,7 @@ ALWAYS_LOAD, CHOOSE = range(2)
 
 
 class TimedTrace(NamedTuple):
-    """`caches.RequestTrace` with arrival times, for kernels."""
+    """`caches.RequestTrace` with arrival times and priorities by request, for kernels."""
 
     ids: Array
     ends: Array
@@ -27,6 +27,7 @@ class TimedTrace(NamedTuple):
     block_tokens: Array
     depths: Array
     parents: Array
+    priorities: Array
 
 
 class Heat(NamedTuple):

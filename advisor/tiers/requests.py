@@ -11,8 +11,8 @@ from advisor.tiers.reads import TimedTrace
 SCAN_REQUEST_BLOCKS = 64
 
 
-def timed(trace: RequestTrace, arrivals_s: npt.ArrayLike) -> TimedTrace:
-    """`arrivals_s` f64, by request, never falling."""
+def timed(trace: RequestTrace, arrivals_s: npt.ArrayLike, priorities: npt.ArrayLike | None = None) -> TimedTrace:
+    """`arrivals_s` f64 and `priorities` by request; arrivals never fall. None: policies go by hashes alone."""
     return TimedTrace(
         trace.ids,
         trace.ends,
@@ -21,6 +21,7 @@ def timed(trace: RequestTrace, arrivals_s: npt.ArrayLike) -> TimedTrace:
         trace.block_tokens,
         trace.depths,
         trace.parents,
+        np.zeros(trace.requests, np.int64) if priorities is None else np.asarray(priorities, np.int64),
     )
 
 
@@ -51,4 +52,5 @@ def cut_by_scan(trace: TimedTrace, fast_blocks: int) -> TimedTrace:
         then(trace.block_tokens[:half], for_each_scan(block_tokens)),
         then(trace.depths, depths),
         then(trace.parents, np.where(depths == 0, -1, new - 1)),
+        then(trace.priorities[:half], for_each_scan(0)),
     )

@@ -21,11 +21,11 @@ from advisor.policies.rules.worth import price_after, protected
     [(2, 5.0, 3), (2, 2_000.0, 7), (3, 5.0, 8), (4, 29.0, 14), (5, 29.0, 14), (8, 60.0, 20), (16, 5.0, 28)],
 )
 def test_class_is_by_touches_and_last_gap(touches: int, gap_s: float, expected: int) -> None:
-    assert hazard.block_class(touches, hazard.PARTIAL, gap_s) == expected
+    assert hazard.block_class(touches, hazard.PARTIAL, gap_s, 0) == expected
 
 
 def test_block_used_once_is_of_the_class_of_its_kind() -> None:
-    assert [hazard.block_class(1, kind, 0.0) for kind in range(hazard.KINDS)] == [0, 1, 2]
+    assert [hazard.block_class(1, kind, 0.0, 0) for kind in range(hazard.KINDS)] == [0, 1, 2]
 
 
 @settings(max_examples=50, deadline=None)

@@ -26,7 +26,10 @@ NEW_CHAIN, CONTINUATION, PARTIAL = range(KINDS)
 """Of a block used once: stored by a request that found nothing, or after blocks that were known, or not full."""
 BANDS = 10
 GAPS = 5
-CLASSES = KINDS + BANDS * GAPS
+BY_HASH = KINDS + BANDS * GAPS
+PRIORITIES = 4
+"""Of the request that last used a block, where told: higher ones are as the highest. Each has classes of its own."""
+CLASSES = BY_HASH * PRIORITIES
 
 
 @rule
@@ -73,21 +76,23 @@ def _gap_of(gap_s: float) -> int:
 
 
 @rule
-def block_class(touches: int, kind: int, gap_s: float) -> int:
+def block_class(touches: int, kind: int, gap_s: float, priority: int) -> int:
     """`gap_s`: between the last two uses."""
+    first = min(max(priority, 0), PRIORITIES - 1) * BY_HASH
     if touches <= 1:
-        return kind
-    return KINDS + _band_of(touches) * GAPS + _gap_of(gap_s)
+        return first + kind
+    return first + KINDS + _band_of(touches) * GAPS + _gap_of(gap_s)
 
 
 @rule
 def _value_after(values: Array, group: int, gap: int) -> float:
     """Of a block of `group` that was just used after that gap: one count of its band leads on to the next band."""
-    if group < KINDS:
-        return float(values[KINDS + gap, 0])
-    band = (group - KINDS) // GAPS
-    here = values[KINDS + band * GAPS + gap, 0]
-    above = values[KINDS + min(band + 1, BANDS - 1) * GAPS + gap, 0]
+    first = group // BY_HASH * BY_HASH + KINDS
+    if group < first:
+        return float(values[first + gap, 0])
+    band = (group - first) // GAPS
+    here = values[first + band * GAPS + gap, 0]
+    above = values[first + min(band + 1, BANDS - 1) * GAPS + gap, 0]
     onward = 1.0 if band < 2 else 0.5 if band == 2 else 1.0 / 3.0 if band == 3 else 2.0 ** (1 - band)
     return float(here * (1.0 - onward) + above * onward)
 
