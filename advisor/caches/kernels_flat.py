@@ -6,28 +6,15 @@ Every kernel takes a `Trace` of arrays, the capacity in blocks, and scratch arra
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from advisor.caches.counting import HITS, count_run, leading
+from advisor.caches.counting import HITS, Trace, count_run, leading
 from advisor.caches.heap import enter, rekeyed, take_out
 from advisor.caches.linked import clear, oldest, push, unlink
 from advisor.index.jit import kernel
 
 Array = Any
 """As numba types it."""
-
-
-class Trace(NamedTuple):
-    """`requests.RequestTrace` for kernels, and from which request on is counted."""
-
-    ids: Array
-    ends: Array
-    input_tokens: Array
-    block_tokens: Array
-    depths: Array
-    parents: Array
-    counted_from: int
-    whole_blocks: bool
 
 
 @kernel
@@ -42,9 +29,7 @@ def by_age(
     for r in range(len(t.ends)):
         end = t.ends[r]
         counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        count_run(t, r, leading(t.ids, first, end, present), end - first, out)
         for i in range(first, end):
             block = t.ids[end - 1 - (i - first)] if from_leaf else t.ids[i]
             if present[block]:
@@ -75,9 +60,7 @@ def lfu(t: Trace, capacity: int, present: Array, newer: Array, older: Array, cou
     for r in range(len(t.ends)):
         end = t.ends[r]
         counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        count_run(t, r, leading(t.ids, first, end, present), end - first, out)
         for i in range(first, end):
             block = t.ids[i]
             if present[block]:
@@ -124,9 +107,7 @@ def by_key(
     for r in range(len(t.ends)):
         end = t.ends[r]
         counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        count_run(t, r, leading(t.ids, first, end, present), end - first, out)
         for i in range(first, end):
             block = t.ids[i]
             now += 1
@@ -171,9 +152,7 @@ def two_queues(t: Trace, capacity: int, present: Array, newer: Array, older: Arr
     for r in range(len(t.ends)):
         end = t.ends[r]
         counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        count_run(t, r, leading(t.ids, first, end, present), end - first, out)
         for i in range(first, end):
             block = t.ids[i]
             if present[block]:
@@ -225,9 +204,7 @@ def sieve(t: Trace, capacity: int, present: Array, newer: Array, older: Array, s
     for r in range(len(t.ends)):
         end = t.ends[r]
         counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        count_run(t, r, leading(t.ids, first, end, present), end - first, out)
         for i in range(first, end):
             block = t.ids[i]
             if present[block]:
@@ -273,9 +250,7 @@ def s3_fifo(
     for r in range(len(t.ends)):
         end = t.ends[r]
         counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        count_run(t, r, leading(t.ids, first, end, present), end - first, out)
         for i in range(first, end):
             block = t.ids[i]
             if present[block]:

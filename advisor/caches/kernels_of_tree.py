@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from advisor.caches.counting import HITS, count_run, leading
+from advisor.caches.counting import HITS, Trace, count_run, leading
 from advisor.caches.heap import enter, take_out
-from advisor.caches.kernels_flat import Trace
 from advisor.index.jit import kernel
 
 Array = Any
@@ -64,9 +63,7 @@ def by_key_of_leaves(
     for r in range(len(t.ends)):
         end = t.ends[r]
         counted = r >= t.counted_from
-        if counted:
-            run = leading(t.ids, first, end, present)
-            count_run(out, run, end - first, t.input_tokens[r], t.block_tokens[r], t.whole_blocks)
+        count_run(t, r, leading(t.ids, first, end, present), end - first, out)
         for i in range(first, end):
             block = t.ids[i]
             pinned[block] = r + 1

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.caches import kernels_arc, kernels_flat, kernels_of_tree
-from advisor.caches.counting import COUNTERS
-from advisor.caches.kernels_flat import Trace
+from advisor.caches.counting import COUNTERS, Trace
 from advisor.caches.requests import RequestTrace
 from advisor.errors import AdvisorError
 
@@ -35,10 +34,11 @@ class CacheFigures:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """`present`, by block: whether it is cached at the end."""
+    """`present`, by block: whether it is cached at the end. `run_tokens`: of each request, counted or not."""
 
     figures: CacheFigures
     present: npt.NDArray[np.bool_]
+    run_tokens: npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -193,6 +193,7 @@ def replay_cache(
         trace.parents,
         counted_from,
         whole_blocks,
+        np.zeros(trace.requests, np.int64),
     )
     scratch = _Scratch(
         trace,
@@ -203,4 +204,4 @@ def replay_cache(
     )
     if trace.blocks:
         POLICIES[policy](scratch)
-    return Replayed(CacheFigures(*(int(count) for count in scratch.out)), scratch.present)
+    return Replayed(CacheFigures(*(int(count) for count in scratch.out)), scratch.present, whole.run_tokens)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,14 +27,25 @@ _KERNELS: list[Any] = []
 INTERPRETED = bool(numba.config.DISABLE_JIT)  # type: ignore[attr-defined]
 
 
-def _sources_digest() -> str:
+_HERE = Path(__file__).parent
+_OTHER_ROOMS = ("caches", "tiers", "policies/rules")
+"""Whose kernels call each other's helpers, and the index's."""
+
+
+@cache
+def _sources_digest(*folders: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    for folder in folders:
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-_STAMP = "" if INTERPRETED else _sources_digest()
+def _stamp_of(function: Callable[..., Any]) -> str:
+    """Of all files that what `function` compiles to can come from: the index's own kernels call nothing outside."""
+    if Path(function.__code__.co_filename).parent == _HERE:
+        return _sources_digest(_HERE)
+    return _sources_digest(_HERE, *(_HERE.parent / room for room in _OTHER_ROOMS))
 
 
 def _compiled(function: F, **options: Any) -> Any:
@@ -62,6 +74,14 @@ def inlined(function: F) -> F:
     return made
 
 
+def rule(function: F) -> F:
+    """A small function of numbers that Python calls as well as kernels, which merge it into themselves."""
+    if INTERPRETED:
+        return function
+    made: F = _compiled(function, forceinline=True)
+    return made
+
+
 def routine(function: F) -> F:
     """A helper that stays a call of its own: what is rare or long."""
     if INTERPRETED:
@@ -83,11 +103,11 @@ def kernel(function: F) -> F:
         made.enable_caching()
     except RuntimeError:
         return _typed(function, made)
-    cache = getattr(made, "_cache", None)
-    if cache is not None and hasattr(cache, "_cache_file"):
-        _CACHES.append(cache)
-        cache._cache_file._source_stamp = _STAMP
-        cache.save_overload = _saving_if_possible(cache.save_overload)
+    kept = getattr(made, "_cache", None)
+    if kept is not None and hasattr(kept, "_cache_file"):
+        _CACHES.append(kept)
+        kept._cache_file._source_stamp = _stamp_of(function)
+        kept.save_overload = _saving_if_possible(kept.save_overload)
     return _typed(function, made)
 
 
