@@ -86,7 +86,7 @@ def test_the_last_half_of_ragpulse_equals_the_reference(shared_data: Path) -> No
     assert tokens == rows
 
 
-@pytest.mark.parametrize(("policy", "capacity"), [("lru", 1_000), ("lfu", 30_000)])
+@pytest.mark.parametrize(("policy", "capacity"), [("lru", 30_000), ("lfu", 50_000)])
 def test_hit_figures_of_the_fold_equal_the_reference(
     conversation: Trace, reference: dict[str, dict[str, int]], policy: str, capacity: int
 ) -> None:
