@@ -167,7 +167,7 @@ name = "demo-agent"
 command_url = "tcp://127.0.0.1:{command}"
 
 [policy]
-promote_touches = 2
+admission = "touch-2"
 promote_moves_max = 256
 demote_moves_max = 2048
 moves_open_max = 4096

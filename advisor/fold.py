@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -29,7 +29,11 @@ from advisor.entries import (
 from advisor.index import ArrayIndex, Key, PlaceKey
 from advisor.index.views import Figures
 from advisor.moves import IllegalMove, Move, MoveTable, Trigger
-from advisor.policies.tiering import Limits, Plan, Volume, plan_moves
+from advisor.policies.limits import Limits
+from advisor.policies.plan import Plan, Volume
+from advisor.policies.registry import eviction_of
+from advisor.policies.state import PolicyState
+from advisor.policies.tiering import plan_moves
 from advisor.snapshots import Chunk, PendingSnapshot, replace_placements
 from event_plane import wire
 from event_plane.schema import Batch, BatchKind, Namespace, Records
@@ -39,6 +43,10 @@ NAMESPACES_KEPT_MAX = 16_384
 """Past it those without a block are forgotten."""
 RATE_WEIGHT = 0.3
 """Weight of the newest measurement in a volume's smoothed rate."""
+PEAK_FADE = 0.995
+"""What a volume's best rate keeps of itself at each measurement."""
+TRUSTED_BYTES = 64 << 20
+"""A measured rate decides about moves from so many bytes on."""
 
 @dataclass(slots=True)
 class ProducerState:
@@ -66,10 +74,43 @@ class VolumeState:
     producer: int
     place: int
     rates: dict[str, float] = field(default_factory=dict)
+    """Smoothed, by operation."""
+    peaks: dict[str, float] = field(default_factory=dict)
+    """The best lately, by operation."""
+    measured: dict[str, int] = field(default_factory=dict)
+    """Bytes measured so far, by operation."""
 
     @property
     def volume_id(self) -> str:
         return str(self.descriptor["id"])
+
+    def measure(self, operation: str, rate: float, transferred_bytes: int) -> None:
+        old = self.rates.get(operation, rate)
+        self.rates[operation] = old + RATE_WEIGHT * (rate - old)
+        self.peaks[operation] = max(self.rates[operation], PEAK_FADE * self.peaks.get(operation, 0.0))
+        self.measured[operation] = self.measured.get(operation, 0) + transferred_bytes
+
+    def known_rate(self, operation: str) -> float | None:
+        """As its owner declares it, else as measured."""
+        return float(self.descriptor.get(f"{operation}_bytes_per_s", 0.0)) or self.rates.get(operation)
+
+    def as_read(self) -> Volume:
+        """As an engine finds it now: at its measured rate, else the declared one."""
+        return replace(self.as_planned(), read_bytes_per_s=self.rates.get("read") or self.known_rate("read"))
+
+    @property
+    def rates_trusted(self) -> bool:
+        return bool(self.descriptor.get("read_bytes_per_s")) or self.measured.get("read", 0) >= TRUSTED_BYTES
+
+    @property
+    def strain(self) -> float:
+        """Newest rate over the known one, of the operations measured enough the lower; 1 where none is."""
+        shares = [1.0]
+        for operation, rate in self.rates.items():
+            known = float(self.descriptor.get(f"{operation}_bytes_per_s", 0.0)) or self.peaks.get(operation, rate)
+            if self.measured.get(operation, 0) >= TRUSTED_BYTES and known > 0:
+                shares.append(rate / known)
+        return min(shares)
 
     def as_planned(self) -> Volume:
         return Volume(
@@ -81,7 +122,15 @@ class VolumeState:
             capacity_blocks=int(self.descriptor["capacity_blocks"]),
             high_watermark=float(self.descriptor["high_watermark"]),
             low_watermark=float(self.descriptor["low_watermark"]),
-            read_bytes_per_s=self.rates.get("read"),
+            read_bytes_per_s=self.known_rate("read"),
+            write_bytes_per_s=self.known_rate("write"),
+            rates_trusted=self.rates_trusted,
+            strain=self.strain,
+            cost_per_gb_month=float(self.descriptor.get("cost_per_gb_month", 0.0)),
+            cost_per_gb_moved=float(self.descriptor.get("cost_per_gb_moved", 0.0)),
+            endurance_bytes_per_day=float(self.descriptor.get("endurance_bytes_per_day", 0.0)),
+            retention_s=float(self.descriptor.get("retention_s", 0.0)),
+            tenants=tuple(self.descriptor.get("tenants", ())),
         )
 
 
@@ -108,6 +157,8 @@ class Fold:
         self.refusals: deque[RefusalNote] = deque(maxlen=REFUSALS_KEPT_MAX)
         self.refusals_total = 0
         self.limits = Limits()
+        self.policies = PolicyState()
+        """What the planner remembers beside the index."""
         self.settings: dict[str, Any] = {}
         self.policy_version = ""
         self.paused: set[str] = set()
@@ -161,6 +212,8 @@ class Fold:
             self.limits,
             self.now_us,
             frozenset(self.paused),
+            state=self.policies,
+            namespaces=self.namespaces,
         )
         self.moves.add(
             Move(
@@ -189,13 +242,17 @@ class Fold:
                 self.skipped["illegal move step"] += 1
 
     def _apply_settings(self, entry: SettingsEntry) -> None:
-        before = self.limits.eviction
+        before = self._index_order()
         self.settings = entry.settings
         self.policy_version = entry.policy_version
         self.limits = msgspec.convert(entry.settings.get("policy", {}), Limits, strict=False)
-        if self.limits.eviction != before:
+        if self._index_order() != before:
             for volume in self.volumes.values():
-                self.index.set_order(volume.place, self.limits.eviction)
+                self.index.set_order(volume.place, self._index_order())
+
+    def _index_order(self) -> str:
+        """The order that the index keeps of volumes, under the chosen eviction."""
+        return eviction_of(self.limits).index_order
 
     def _apply_volume(self, entry: VolumeEntry) -> None:
         volume_id = str(entry.descriptor["id"])
@@ -210,9 +267,11 @@ class Fold:
             return
         place = self.index.place(PlaceKey(entry.producer, int(entry.descriptor["tier"]), volume_id))
         self.index.set_volume(place, True)
-        self.index.set_order(place, self.limits.eviction)
-        rates = known.rates if known is not None else {}
-        self.volumes[volume_id] = VolumeState(entry.descriptor, entry.agent, entry.producer, place, rates)
+        self.index.set_order(place, self._index_order())
+        state = VolumeState(entry.descriptor, entry.agent, entry.producer, place)
+        if known is not None:
+            state.rates, state.peaks, state.measured = known.rates, known.peaks, known.measured
+        self.volumes[volume_id] = state
 
     def _apply_operator(self, entry: OperatorEntry) -> None:
         if entry.action == "pause":
@@ -227,9 +286,7 @@ class Fold:
         if volume is None or entry.seconds <= 0:
             self.skipped["measurement of an unknown volume"] += 1
             return
-        rate = entry.transferred_bytes / entry.seconds
-        old = volume.rates.get(entry.operation, rate)
-        volume.rates[entry.operation] = old + RATE_WEIGHT * (rate - old)
+        volume.measure(entry.operation, entry.transferred_bytes / entry.seconds, entry.transferred_bytes)
 
     # -- batches
 
@@ -368,8 +425,10 @@ class Fold:
         for volume_id in sorted(self.volumes):
             v = self.volumes[volume_id]
             rows.append([volume_id, v.agent, v.producer, v.descriptor, sorted(v.rates.items())])
+            rows.append([sorted(v.peaks.items()), sorted(v.measured.items())])
         with index.lock:
             rows += _described(index)
+            rows += self.policies.described(index)
         rows += [
             [move.move_id, move.kind, move.state, move.source, move.target, move.reason, move.note]
             for move in [*self.moves.open.values(), *self.moves.finished]

@@ -10,12 +10,13 @@ import numpy as np
 from advisor.fold import Fold, ProducerState, RefusalNote, VolumeState
 from advisor.index import Key, PlaceKey
 from advisor.moves import Move, MoveKind, MoveState
-from advisor.policies.tiering import Limits
+from advisor.policies.limits import Limits
+from advisor.policies.state import SavedPolicies
 from advisor.snapshots import Chunk, PendingSnapshot
 from event_plane.schema import RECORD_DTYPE, Namespace
 
-STATE_VERSION = 2
-"""What is written. Of version 1, which knew no snapshots, everything is read too."""
+STATE_VERSION = 3
+"""What is written. Older ones are read too: 1 knew no snapshots, 2 no policies that remember."""
 
 
 class StateError(Exception):
@@ -53,6 +54,8 @@ class _Volume(msgspec.Struct, array_like=True):
     agent: str
     producer: int
     rates: dict[str, float]
+    peaks: dict[str, float] = {}
+    measured: dict[str, int] = {}
 
 
 class _Key(msgspec.Struct, array_like=True):
@@ -107,6 +110,7 @@ class _State(msgspec.Struct):
     moved_bytes: int
     refusals: list[_Refusal]
     pending: list[_Pending] = []
+    policies: SavedPolicies = msgspec.field(default_factory=SavedPolicies)
 
 
 def export_state(fold: Fold) -> bytes:
@@ -135,7 +139,9 @@ def export_state(fold: Fold) -> bytes:
                 )
                 for producer_id, p in fold.producers.items()
             ],
-            volumes=[_Volume(v.descriptor, v.agent, v.producer, v.rates) for v in fold.volumes.values()],
+            volumes=[
+                _Volume(v.descriptor, v.agent, v.producer, v.rates, v.peaks, v.measured) for v in fold.volumes.values()
+            ],
             moves_open=[_from_move(move) for move in moves.open.values()],
             moves_finished=[_from_move(move) for move in moves.finished],
             move_counts=[(kind, state, count) for (kind, state), count in moves.counts.items()],
@@ -145,6 +151,7 @@ def export_state(fold: Fold) -> bytes:
                 _Pending(producer_id, pending.sequence, [_from_chunk(chunk) for chunk in pending.chunks])
                 for producer_id, pending in fold.pending.items()
             ],
+            policies=fold.policies.saved(),
         )
     )  # fmt: skip
 
@@ -186,7 +193,13 @@ def restore_state(fold: Fold, state: bytes) -> None:
     for volume in saved.volumes:
         volume_id, tier = str(volume.descriptor["id"]), int(volume.descriptor["tier"])
         place = fold.index.place(PlaceKey(volume.producer, tier, volume_id))
-        fold.volumes[volume_id] = VolumeState(volume.descriptor, volume.agent, volume.producer, place, volume.rates)
+        fold.volumes[volume_id] = VolumeState(
+            volume.descriptor, volume.agent, volume.producer, place, volume.rates, volume.peaks, volume.measured
+        )
+    try:
+        fold.policies.restore(saved.policies)
+    except ValueError as fault:
+        raise StateError(f"what the policies remember cannot be read: {fault}") from fault
     fold.moves.add(_to_move(move) for move in saved.moves_open)
     fold.moves.finished.extend(_to_move(move) for move in saved.moves_finished)
     fold.moves.counts.update({(kind, state): count for kind, state, count in saved.move_counts})

@@ -32,6 +32,14 @@ def write_json(path: Path, content: object) -> None:
     write_text(path, json.dumps(content, indent=1) + "\n")
 
 
+def replace_json(path: Path, content: object) -> None:
+    """As `write_json`, whole or not at all: who is killed meanwhile leaves what was there. Raises `OutputError`."""
+    part = path.with_name(f"{path.name}.part")
+    write_json(part, content)
+    with _writing(path):
+        part.replace(path)
+
+
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from itertools import pairwise
 
@@ -25,6 +25,7 @@ from advisor.index import INDEX_FULL, BlockRow, IndexFault, Key
 from advisor.log_queries import LogQueries
 from advisor.moment import Moment, by_speed
 from advisor.moves import Move
+from advisor.policies.loading import LoadAdvice, advise_load
 from advisor.service import AdvisorService
 from advisor.views import (
     BlockPage,
@@ -32,6 +33,8 @@ from advisor.views import (
     Check,
     EventsPage,
     EventView,
+    LoadAdviceView,
+    LoadBlockView,
     MovesView,
     MoveView,
     OriginView,
@@ -249,6 +252,31 @@ class ServiceReader:
                 for producer_id, state in sorted(service.fold.producers.items(), key=lambda item: item[1].name)
             ]
 
+    def load_advice(
+        self,
+        hashes: Sequence[int],
+        *,
+        block_tokens: int,
+        namespace_id: int | None = None,
+        tenant: str | None = None,
+        group: int = 0,
+        prefill_tokens_per_s: float | None = None,
+    ) -> LoadAdviceView:
+        with self._service.lock:
+            fold = self._service.fold
+            if namespace_id is None:
+                namespace_id = _longest_known(fold, hashes, tenant, group)
+            advice = advise_load(
+                fold.index,
+                [volume.as_read() for volume in fold.volumes.values()],
+                namespace_id,
+                group,
+                hashes,
+                block_tokens,
+                fold.limits.prefill_tokens_per_s if prefill_tokens_per_s is None else prefill_tokens_per_s,
+            )
+        return _load_view(namespace_id, hashes, advice)
+
     async def events(
         self, from_position: int | None = None, limit: int = 100, kind: str | None = None
     ) -> EventsPage:
@@ -260,6 +288,28 @@ class ServiceReader:
             events=[event_view(entry) for entry in entries],
             next_position=entries[-1].position + 1 if more else None,
         )
+
+
+def _longest_known(fold: Fold, hashes: Sequence[int], tenant: str | None, group: int) -> int:
+    """The namespace that has the most of the leading blocks; 0 where none has the first."""
+    namespaces = [each for each, n in fold.namespaces.items() if tenant is None or n.tenant == tenant]
+    found = fold.index.match_many([(each, group, hashes) for each in namespaces])
+    best = max(zip(found, namespaces, strict=True), default=(0, 0))
+    return best[1] if best[0] else 0
+
+
+def _load_view(namespace_id: int, hashes: Sequence[int], advice: LoadAdvice) -> LoadAdviceView:
+    return LoadAdviceView(
+        namespace_id=f"{namespace_id:016x}" if namespace_id else "",
+        load_blocks=sum(block.load for block in advice.blocks),
+        first_token_s=advice.first_token_s,
+        recompute_s=advice.recompute_s,
+        reason=advice.reason,
+        blocks=[
+            LoadBlockView(hash=f"{h:032x}", load=b.load, volume=b.volume, seconds=b.seconds, reason=b.reason)
+            for h, b in zip(hashes, advice.blocks, strict=True)
+        ],
+    )
 
 
 def _heard_text(url: str, heard_s: float | None) -> str:

@@ -14,20 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-import xxhash
 
-from advisor.caches import CacheFigures, RequestTrace
+from advisor.caches import CacheFigures
 from advisor.entries import EntryKind, LogEntry, SettingsEntry, Tick, VolumeEntry, encode_control
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.index import ORDERS, PlaceKey
-from advisor.policies.tiering import POLICY_VERSION
+from advisor.path_hashes import NAMESPACE
+from advisor.policies.registry import POLICY_VERSION
 from advisor.recorded import Reading, opened_log, read_recorded
+from advisor.traces import Trace
 from event_plane.pacing import Pace
-from event_plane.recording import TRACE_BLOCK_TOKENS, read_trace
-from event_plane.schema import RECORD_DTYPE, Namespace, Records, Tier
+from event_plane.schema import Records, Tier
 
 _CACHE = "cache"
 _PRODUCER = 1
@@ -57,88 +55,7 @@ class TraceResult:
         return cls(policy, capacity_blocks, figures.run_blocks, figures.run_tokens, figures.seq_block_hits)
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A parsed trace. Request i has the blocks `ends[i - 1]` … `ends[i]` of `records` and `hashes`, root to leaf.
-
-    `records` are templates that say which block it is; `hashes` u8 (n, 2) are its halves, low half first.
-    """
-
-    timestamps_ms: list[float]
-    input_tokens: list[int]
-    block_tokens: list[int]
-    ends: list[int]
-    records: Records
-    hashes: npt.NDArray[np.uint64]
-
-    @property
-    def requests(self) -> int:
-        return len(self.ends)
-
-    @property
-    def accesses(self) -> int:
-        return len(self.records)
-
-    def as_requests(self) -> RequestTrace:
-        """The trace as `advisor.caches` replays it."""
-        return RequestTrace.of(self.hashes, self.ends, self.records["depth"], self.input_tokens, self.block_tokens)
-
-    def low_hashes(self, requests: RequestTrace, present: npt.NDArray[np.bool_]) -> list[int]:
-        """Low 64 bits of the hashes of those blocks of `requests` that are present, sorted."""
-        lows = np.empty(requests.blocks, np.uint64)
-        lows[requests.ids] = self.hashes[:, 0]
-        kept: list[int] = np.sort(lows[present]).tolist()
-        return kept
-
-
-NAMESPACE_ID = Namespace(block_tokens=TRACE_BLOCK_TOKENS, hash_scheme="xxh3-128-path").namespace_id
-
-
-def load_trace(path: Path) -> Trace:
-    """Read a trace, its requests by time. A block is the same only if its whole path is: its hash chains over the path.
-
-    Raises `RecordingError` naming the line.
-    """
-    known: dict[tuple[bytes, int], bytes] = {}
-    timestamps_ms: list[float] = []
-    input_tokens: list[int] = []
-    block_tokens: list[int] = []
-    ends: list[int] = []
-    hashes: list[bytes] = []
-    parents: list[bytes] = []
-    depths: list[int] = []
-    tokens: list[int] = []
-    for request in sorted(read_trace(path), key=lambda request: request.timestamp_ms):
-        parent = _NO_HASH
-        for depth, block_id in enumerate(request.block_ids):
-            block_hash = known.get((parent, block_id))
-            if block_hash is None:
-                link = parent + (block_id & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")
-                block_hash = known[parent, block_id] = xxhash.xxh3_128_digest(link)
-            hashes.append(block_hash)
-            parents.append(parent)
-            depths.append(depth)
-            tokens.append(request.block_tokens)
-            parent = block_hash
-        if request.block_ids:
-            tokens[-1] = request.input_tokens - (len(request.block_ids) - 1) * request.block_tokens
-        timestamps_ms.append(request.timestamp_ms)
-        input_tokens.append(request.input_tokens)
-        block_tokens.append(request.block_tokens)
-        ends.append(len(hashes))
-    pairs = np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 2)
-    parent_pairs = np.frombuffer(b"".join(parents), np.uint64).reshape(-1, 2)
-    records = np.zeros(len(hashes), RECORD_DTYPE)
-    records["tier"] = Tier.G3
-    records["depth"] = depths
-    records["sequence_hash_lo"], records["sequence_hash_hi"] = pairs[:, 0], pairs[:, 1]
-    records["parent_hash_lo"], records["parent_hash_hi"] = parent_pairs[:, 0], parent_pairs[:, 1]
-    records["block_tokens"] = np.clip(tokens, 0, 0xFFFF)
-    records["hits"] = 1
-    return Trace(timestamps_ms, input_tokens, block_tokens, ends, records, pairs)
-
-
-_NO_HASH = bytes(16)
+NAMESPACE_ID = NAMESPACE.namespace_id
 
 
 class TraceReplay:

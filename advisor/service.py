@@ -36,7 +36,8 @@ from advisor.moment import Moment
 from advisor.mover import Mover
 from advisor.open_log import log_place, open_log, open_queries
 from advisor.pipeline import FoldThread, Group, LogThread, StoppedError, now_us
-from advisor.policies.tiering import POLICY_VERSION
+from advisor.policies.registry import policy_version
+from advisor.policies.warm import warm as warm_policies
 from advisor.retention import Retention
 from advisor.settings import AdvisorSettings, SourceSettings
 from advisor.turnstile import Turnstile
@@ -106,7 +107,8 @@ class AdvisorService:
         for producer, state in self.fold.producers.items():
             if state.partial:
                 intake.want_snapshot(producer, state.epoch)
-        entry = control_entry(SettingsEntry(self.settings.for_fold(), POLICY_VERSION, self.term))
+        version_of_policies = policy_version(self.settings.policy.admission)
+        entry = control_entry(SettingsEntry(self.settings.for_fold(), version_of_policies, self.term))
         position = log.append([entry], now_us())
         self.fold.apply(LogEntry(position, EntryKind.SETTINGS, entry.payload))
         subscribers = self._connect(intake)
@@ -322,7 +324,7 @@ class AdvisorService:
 
 
 def _prepare_index() -> None:
-    """Load the index's compiled functions. Where they must be compiled first, say so: it takes half a minute."""
+    """Load the compiled functions. Where they must be compiled first, say so: it takes half a minute."""
 
     def say_if_compiling() -> None:
         if has_compiled():  # a start may be slow for other reasons
@@ -332,6 +334,7 @@ def _prepare_index() -> None:
     hint.start()
     try:
         warm_index()
+        warm_policies()
     finally:
         hint.cancel()
 

@@ -18,6 +18,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from advisor.errors import SettingsError
+from advisor.policies.eviction import EVICTIONS
+from advisor.policies.registry import PolicyUnknown, policy_named
 from event_plane.credentials import Credentials
 from event_plane.errors import TransportError
 from event_plane.transport import parse_url
@@ -136,15 +138,60 @@ class AgentSettings(NatsIdentity):
     timeout_s: float = Field(default=10.0, gt=0, le=3_600)
 
 
-class PolicySettings(Section):
-    """What the planner may do in one plan: `advisor.policies.tiering.Limits`, field for field. Logged whole."""
+class VolumeBudgetSettings(Section):
+    """What moves may write to one volume; 0: no limit."""
 
-    eviction: Literal["lru", "lfu"] = "lru"
-    promote_touches: int = Field(default=2, ge=1, le=1_000_000)
+    volume: str = Field(min_length=1)
+    bytes_per_s: float = Field(default=0.0, ge=0, le=1e15)
+    moves_per_s: float = Field(default=0.0, ge=0, le=1e9)
+
+
+class QuotaSettings(Section):
+    """The most that moves may bring a tenant to hold on a volume; 0: no limit."""
+
+    tenant: str
+    volume: str = Field(min_length=1)
+    blocks: int = Field(default=0, ge=0, le=1 << 40)
+    block_bytes: int = Field(default=0, ge=0, le=1 << 60)
+
+
+class PolicySettings(Section):
+    """What the planner may do: `advisor.policies.limits.Limits`, field for field. Logged whole."""
+
+    admission: str = "auto"
+    eviction: str = "auto"
     promote_moves_max: int = Field(default=64, ge=0, le=65_536)
     demote_moves_max: int = Field(default=64, ge=0, le=65_536)
     moves_open_max: int = Field(default=256, ge=0, le=65_536)
     moves_bytes_max: int = Field(default=1 << 30, ge=0)
+    bytes_per_s: float = Field(default=0.0, ge=0, le=1e15)
+    moves_per_s: float = Field(default=0.0, ge=0, le=1e9)
+    moves_per_block: float = Field(default=0.0, ge=0, le=1e6)
+    move_cost: float = Field(default=0.1, ge=0, le=1e6)
+    second_worth: float = Field(default=0.0, ge=0, le=1e9)
+    hysteresis_s: float = Field(default=600.0, ge=0, le=86_400)
+    hysteresis_gain: float = Field(default=2.0, ge=1, le=1e6)
+    pressure_ratio: float = Field(default=0.25, ge=0, le=1)
+    prefill_tokens_per_s: float = Field(default=0.0, ge=0, le=1e9)
+    budgets: tuple[VolumeBudgetSettings, ...] = ()
+    quotas: tuple[QuotaSettings, ...] = ()
+
+    @field_validator("admission")
+    @classmethod
+    def _known_admission(cls, name: str) -> str:
+        try:
+            policy_named(name)
+        except PolicyUnknown as error:
+            raise ValueError(str(error)) from error
+        return name
+
+    @field_validator("eviction")
+    @classmethod
+    def _known_eviction(cls, name: str) -> str:
+        known = ("auto", *EVICTIONS)
+        if name not in known:
+            raise ValueError(f"choose one of {', '.join(known)}")
+        return name
 
 
 class AdvisorSettings(BaseSettings):

@@ -5,6 +5,7 @@ Units are in the names. 128-bit hashes are 32 hex digits, u64 ids 16, so that no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -208,6 +209,33 @@ class Check(View):
     """What, since when and what to do where it is not ok."""
 
 
+class LoadBlockView(View):
+    """Advice on one block of a prompt."""
+
+    hash: str
+    load: bool
+    """False: compute it."""
+    volume: str
+    """Where to load it from; empty where it is computed."""
+    seconds: float | None
+    """To load it alone, or to compute it; None where a rate is not known."""
+    reason: str
+
+
+class LoadAdviceView(View):
+    """How much of a prompt is worth loading: the leading blocks with `load`."""
+
+    namespace_id: str
+    """Empty where no block is known."""
+    load_blocks: int
+    first_token_s: float | None
+    """When all volumes are read at once and the rest is computed then."""
+    recompute_s: float | None
+    """When everything is computed."""
+    reason: str
+    blocks: list[LoadBlockView]
+
+
 class AdvisorReader(Protocol):
     """The read side of the service. Thread-safe; each answer is one consistent moment."""
 
@@ -222,5 +250,10 @@ class AdvisorReader(Protocol):
     def producers(self) -> list[ProducerView]: ...
     def samples(self, seconds: int = 300) -> list[Sample]: ...
     def checks(self) -> list[Check]: ...
+    def load_advice(
+        self, hashes: Sequence[int], *, block_tokens: int, namespace_id: int | None = None, tenant: str | None = None,
+        group: int = 0, prefill_tokens_per_s: float | None = None,
+    ) -> LoadAdviceView:
+        """On a prompt's blocks, root first. Without a namespace, the one that knows the most of them."""
     async def events(self, from_position: int | None = None, limit: int = 100, kind: str | None = None) -> EventsPage:
         """Log entries from a position on; the newest `limit` where `from_position` is None."""

@@ -34,6 +34,8 @@ _WRITTEN_AT_ONCE_BYTES: Final = 1 << 20
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 TIMESTAMP_MS_MAX: Final = 10**14
 TRACE_BLOCK_TOKENS: Final = 512
+_SIGNAL_CHARACTERS_MAX: Final = 256
+_PRIORITY_MAX: Final = 1_000_000
 _RAG_ID_BITS: Final = 48
 _RAG_GROUPS_MAX: Final = 1 << 15
 _PARQUET_MAGIC: Final = b"PAR1"
@@ -53,6 +55,10 @@ class TraceRequest(msgspec.Struct, frozen=True):
     block_ids: list[int]
     block_tokens: int = TRACE_BLOCK_TOKENS
     """Tokens of each block but the last."""
+    session_id: str = ""
+    """Empty: not told, as in Mooncake's own traces."""
+    tenant: str = ""
+    priority: int = 0
 
 
 class _TraceLine(msgspec.Struct, frozen=True):
@@ -60,6 +66,9 @@ class _TraceLine(msgspec.Struct, frozen=True):
     input_length: int
     output_length: int
     hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]]
+    session_id: Annotated[str, msgspec.Meta(max_length=_SIGNAL_CHARACTERS_MAX)] = ""
+    tenant: Annotated[str, msgspec.Meta(max_length=_SIGNAL_CHARACTERS_MAX)] = ""
+    priority: Annotated[int, msgspec.Meta(ge=-_PRIORITY_MAX, le=_PRIORITY_MAX)] = 0
 
 
 class _RagPulseLine(msgspec.Struct, frozen=True):
@@ -265,7 +274,15 @@ def _request(path: Path, number: int, line: bytes, lines: _Lines) -> TraceReques
 
 
 def _mooncake_request(line: _TraceLine) -> TraceRequest:
-    return TraceRequest(line.timestamp, line.input_length, line.output_length, line.hash_ids)
+    return TraceRequest(
+        line.timestamp,
+        line.input_length,
+        line.output_length,
+        line.hash_ids,
+        session_id=line.session_id,
+        tenant=line.tenant,
+        priority=line.priority,
+    )
 
 
 def _ragpulse_request(line: _RagPulseLine) -> TraceRequest:

@@ -16,6 +16,11 @@ BLOCK_BYTES_MAX = 256 * 1024 * 1024
 """Largest block a volume may take. A batch is staged in memory, at least one block at a time."""
 SPEED_RANK_MAX = 0xFFFF
 OPTIONS_MAX = 32
+TENANTS_MAX = 1_024
+RATE_BYTES_PER_S_MAX = 1e15
+COST_PER_GB_MAX = 1e9
+ENDURANCE_BYTES_PER_DAY_MAX = 1e18
+RETENTION_S_MAX = 10 * 365 * 86_400.0
 
 OptionValue = str | int | float | bool | list[Any] | dict[str, Any]
 
@@ -41,6 +46,18 @@ class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     high_watermark: float = 0.90
     low_watermark: float = 0.75
     when_full: Literal["refuse"] = "refuse"
+    read_bytes_per_s: float = 0.0
+    """What it reads at its best, as its owner knows it; 0: to be measured. It and the next guide the advisor alone."""
+    write_bytes_per_s: float = 0.0
+    cost_per_gb_month: float = 0.0
+    """In any one currency for all volumes, as the next one. A GB is 10^9 bytes."""
+    cost_per_gb_moved: float = 0.0
+    endurance_bytes_per_day: float = 0.0
+    """The most that it should be written a day; 0: no limit."""
+    retention_s: float = 0.0
+    """Blocks not used for so long leave; 0: they stay."""
+    tenants: tuple[str, ...] = ()
+    """Whose blocks may be moved here; empty is everybody's."""
     options: dict[str, OptionValue] = {}
     """The kind's own settings, checked against its type. Never secrets: descriptors are logged and shown."""
 
@@ -66,6 +83,12 @@ def validate(
         ("capacity_blocks", descriptor.capacity_blocks, 1, CAPACITY_BLOCKS_MAX),
         ("block_bytes_max", descriptor.block_bytes_max, 1, BLOCK_BYTES_MAX),
         ("speed_rank", descriptor.speed_rank, 0, SPEED_RANK_MAX),
+        ("read_bytes_per_s", descriptor.read_bytes_per_s, 0, RATE_BYTES_PER_S_MAX),
+        ("write_bytes_per_s", descriptor.write_bytes_per_s, 0, RATE_BYTES_PER_S_MAX),
+        ("cost_per_gb_month", descriptor.cost_per_gb_month, 0, COST_PER_GB_MAX),
+        ("cost_per_gb_moved", descriptor.cost_per_gb_moved, 0, COST_PER_GB_MAX),
+        ("endurance_bytes_per_day", descriptor.endurance_bytes_per_day, 0, ENDURANCE_BYTES_PER_DAY_MAX),
+        ("retention_s", descriptor.retention_s, 0, RETENTION_S_MAX),
     ):
         if not low <= value <= high:
             raise VolumeError(f"{name}: {field} is {value}; set it between {low} and {high}")
@@ -74,6 +97,8 @@ def validate(
             f"{name}: low_watermark {descriptor.low_watermark} and high_watermark {descriptor.high_watermark} "
             "must satisfy 0 < low < high <= 1; change one of them"
         )
+    if len(descriptor.tenants) > TENANTS_MAX:
+        raise VolumeError(f"{name}: {len(descriptor.tenants)} tenants are given; {TENANTS_MAX} are the most")
     if len(descriptor.options) > OPTIONS_MAX:
         raise VolumeError(f"{name}: {len(descriptor.options)} options are given; {OPTIONS_MAX} are the most")
     if use == "none" and descriptor.path:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from advisor.api import problems
+from advisor.api.advice import advice_routes
 from advisor.api.feed import LiveFeed
 from advisor.api.guard import Guard
 from advisor.api.routes import api_routes, probe_routes
@@ -44,6 +45,7 @@ def create_app(reader: AdvisorReader, *, metrics: Callable[[], bytes]) -> FastAP
     problems.install(app)
     app.include_router(probe_routes(reader, metrics))
     app.include_router(api_routes(reader, feed))
+    app.include_router(advice_routes(reader))
     app.include_router(page_routes(Pages(), feed))
     app.mount("/static", static_files(), name="static")
     app.add_middleware(Guard)

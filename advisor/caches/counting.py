@@ -16,6 +16,7 @@ class Trace(NamedTuple):
     """`requests.RequestTrace` for kernels. Requests before `counted_from` are not counted.
 
     `whole_blocks`: a request's last block counts as all others; otherwise it has what is left of the input.
+    `run_tokens`: what each request found, filled.
     """
 
     ids: Array
@@ -26,6 +27,7 @@ class Trace(NamedTuple):
     parents: Array
     counted_from: int
     whole_blocks: bool
+    run_tokens: Array
 
 
 @inlined
@@ -40,12 +42,12 @@ def leading(ids: Array, first: int, end: int, present: Array) -> int:
 @inlined
 def arrive(t: Trace, r: int, first: int, end: int, present: Array, out: Array) -> bool:
     """Count what request `r` finds when it arrives. Whether it is one of those that are counted."""
+    run = leading(t.ids, first, end, present)
+    whole = run == end - first and run > 0 and not t.whole_blocks
+    tokens = t.input_tokens[r] if whole else run * t.block_tokens[r]
+    t.run_tokens[r] = tokens
     if r < t.counted_from:
         return False
-    run = leading(t.ids, first, end, present)
     out[RUN_BLOCKS] += run
-    if run == end - first and run > 0 and not t.whole_blocks:
-        out[RUN_TOKENS] += t.input_tokens[r]
-    else:
-        out[RUN_TOKENS] += run * t.block_tokens[r]
+    out[RUN_TOKENS] += tokens
     return True

@@ -34,10 +34,11 @@ class CacheFigures:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """`present`, by block: whether it is cached at the end."""
+    """`present`, by block: whether it is cached at the end. `run_tokens`: of each request, counted or not."""
 
     figures: CacheFigures
     present: npt.NDArray[np.bool_]
+    run_tokens: npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -192,6 +193,7 @@ def replay_cache(
         trace.parents,
         counted_from,
         whole_blocks,
+        np.zeros(trace.requests, np.int64),
     )
     scratch = _Scratch(
         trace,
@@ -202,4 +204,4 @@ def replay_cache(
     )
     if trace.blocks:
         POLICIES[policy](scratch)
-    return Replayed(CacheFigures(*(int(count) for count in scratch.out)), scratch.present)
+    return Replayed(CacheFigures(*(int(count) for count in scratch.out)), scratch.present, whole.run_tokens)

@@ -28,6 +28,8 @@ INTERPRETED = bool(numba.config.DISABLE_JIT)  # type: ignore[attr-defined]
 
 
 _HERE = Path(__file__).parent
+_OTHER_ROOMS = ("caches", "tiers", "policies/rules")
+"""Whose kernels call each other's helpers, and the index's."""
 
 
 @cache
@@ -40,8 +42,11 @@ def _sources_digest(*folders: Path) -> str:
 
 
 def stamp_of(function: Callable[..., Any]) -> str:
-    """Of all files that what `function` compiles to can come from: those of its own room, and this one."""
-    return _sources_digest(*sorted({_HERE, Path(function.__code__.co_filename).parent}))
+    """Of all files that what `function` compiles to can come from: the index's own kernels call nothing outside."""
+    room = Path(function.__code__.co_filename).parent
+    if room == _HERE:
+        return _sources_digest(_HERE)
+    return _sources_digest(*sorted({_HERE, room, *(_HERE.parent / other for other in _OTHER_ROOMS)}))
 
 
 def _compiled(function: F, **options: Any) -> Any:
@@ -67,6 +72,14 @@ def inlined(function: F) -> F:
     if INTERPRETED:
         return function
     made: F = _compiled(function, forceinline=True, no_cpython_wrapper=True)
+    return made
+
+
+def rule(function: F) -> F:
+    """A small function of numbers that Python calls as well as kernels, which merge it into themselves."""
+    if INTERPRETED:
+        return function
+    made: F = _compiled(function, forceinline=True)
     return made
 
 

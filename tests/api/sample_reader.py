@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from advisor.views import (
     BlockPage,
@@ -10,6 +11,8 @@ from advisor.views import (
     Check,
     EventsPage,
     EventView,
+    LoadAdviceView,
+    LoadBlockView,
     MovesView,
     MoveView,
     OriginView,
@@ -235,6 +238,24 @@ class SampleReader:
 
     def checks(self) -> list[Check]:
         return self.check_views
+
+    def load_advice(
+        self, hashes: Sequence[int], *, block_tokens: int, namespace_id: int | None = None, tenant: str | None = None,
+        group: int = 0, prefill_tokens_per_s: float | None = None,
+    ) -> LoadAdviceView:  # fmt: skip
+        """The first half from nvme-a."""
+        self.asked_to_load = (list(hashes), block_tokens, namespace_id, tenant, group, prefill_tokens_per_s)
+        half = (len(hashes) + 1) // 2
+        blocks = [
+            LoadBlockView(
+                hash=f"{h:032x}", load=at < half, volume="nvme-a" if at < half else "", seconds=0.002, reason="16.4 kB"
+            )
+            for at, h in enumerate(hashes)
+        ]
+        return LoadAdviceView(
+            namespace_id="00000000000000aa", load_blocks=half, first_token_s=0.01, recompute_s=0.02,
+            reason=f"load {half} of {len(hashes)} blocks", blocks=blocks,
+        )  # fmt: skip
 
     async def events(self, from_position: int | None = None, limit: int = 100, kind: str | None = None) -> EventsPage:
         found = [event for event in self.event_views if kind is None or event.kind == kind]

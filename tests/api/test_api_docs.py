@@ -19,20 +19,29 @@ def schema() -> dict[str, Any]:
     return document
 
 
-def documented_routes() -> dict[str, set[str]]:
-    rows = re.findall(r"^\| `GET (/[^`…]*)…?` \|.*\|([^|]*)\|$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
-    return {path: set(re.findall(r"`([a-z_]+)`", parameters)) for path, parameters in rows}
+def documented_routes() -> dict[tuple[str, str], set[str]]:
+    rows = re.findall(r"^\| `(GET|POST) (/[^`…]*)…?` \|.*\|([^|]*)\|$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    return {(method, path): set(re.findall(r"`([a-z_]+)`", parameters)) for method, path, parameters in rows}
 
 
 def test_every_route_and_parameter_is_documented_and_nothing_else(schema: dict[str, Any]) -> None:
-    pages = {"/", "/docs", "/openapi.json", "/live", "/static/"}
+    pages = {("GET", path) for path in ("/", "/docs", "/openapi.json", "/live", "/static/")}
     routes = {
-        path: {parameter["name"] for parameter in methods["get"].get("parameters", [])}
+        (method.upper(), path): {parameter["name"] for parameter in about.get("parameters", [])} | body(schema, about)
         for path, methods in schema["paths"].items()
+        for method, about in methods.items()
     }
     documented = documented_routes()
-    assert {path: documented[path] for path in documented.keys() - pages} == routes
+    assert {route: documented[route] for route in documented.keys() - pages} == routes
     assert pages <= documented.keys()
+
+
+def body(schema: dict[str, Any], about: dict[str, Any]) -> set[str]:
+    """Fields of a route's JSON body."""
+    if "requestBody" not in about:
+        return set()
+    name = about["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    return set(schema["components"]["schemas"][name]["properties"])
 
 
 def test_the_pages_documented_are_those_served() -> None:
@@ -43,12 +52,12 @@ def test_the_pages_documented_are_those_served() -> None:
 
 def test_openapi_types_every_answer(schema: dict[str, Any]) -> None:
     for path, methods in schema["paths"].items():
-        assert set(methods) == {"get"}, path
-        answers = methods["get"]["responses"]
-        (kind,) = answers["200"]["content"]
-        expected = {"/metrics": "text/plain", "/api/v1/stream": "text/event-stream"}.get(path, "application/json")
-        assert kind == expected, path
-        for status, answer in answers.items():
-            if status.startswith("4"):
-                assert "Problem" in str(answer["content"]["application/problem+json"]), (path, status)
+        for about in methods.values():
+            answers = about["responses"]
+            (kind,) = answers["200"]["content"]
+            expected = {"/metrics": "text/plain", "/api/v1/stream": "text/event-stream"}.get(path, "application/json")
+            assert kind == expected, path
+            for status, answer in answers.items():
+                if status.startswith("4"):
+                    assert "Problem" in str(answer["content"]["application/problem+json"]), (path, status)
     assert "HTTPValidationError" not in schema["components"]["schemas"]

@@ -13,14 +13,13 @@ from advisor.caches import POLICIES, RequestTrace, replay_cache
 from advisor.fold import Fold
 from advisor.replay import (
     NAMESPACE_ID,
-    Trace,
     TraceReplay,
     as_json,
     live_blocks,
-    load_trace,
     replay_recording,
     replay_trace,
 )
+from advisor.traces import Trace, load_trace
 from event_plane.dialects.vllm import VllmDialect
 from event_plane.recording import read_capture
 from event_plane.schema import Namespace, RecordFlag

@@ -150,7 +150,7 @@ def test_blocks_are_read_right_while_they_are_promoted_demoted_and_dropped(
             tick_interval_s=0.1,
             sources=(SourceSettings(name="agent", url=settings.event_url),),
             agents=(AgentSettings(name=settings.name, command_url=settings.command_url),),
-            policy=PolicySettings(promote_touches=2, promote_moves_max=16),
+            policy=PolicySettings(admission="touch-2", promote_moves_max=16),
         )
     )
     wanted = {MoveKind.PROMOTE: MoveState.KEPT, MoveKind.DEMOTE: MoveState.FREED, MoveKind.DROP: MoveState.FREED}

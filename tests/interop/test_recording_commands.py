@@ -22,7 +22,8 @@ from advisor.entries import EntryKind, NewEntry, Tick, control_entry
 from advisor.log import SqlLog
 from advisor.play_command import play
 from advisor.recorded import Reading, read_recorded
-from advisor.replay import live_blocks, load_trace, replay_log, replay_recording
+from advisor.replay import live_blocks, replay_log, replay_recording
+from advisor.traces import load_trace
 from event_plane.parquet import ParquetRecorder, read_parquet, write_parquet
 from event_plane.recording import CaptureRecorder, read_capture
 from event_plane.schema import RECORD_DTYPE, Batch, Namespace

@@ -177,12 +177,12 @@ def test_publishers_new_life_clears_what_the_old_one_placed(tmp_path: Path, urls
 
 
 def test_settings_changes_and_ticks_are_in_the_log(tmp_path: Path, urls: tuple[str, str]) -> None:
-    for touches in (2, 3):
-        changed = settings_for(tmp_path, urls, policy=PolicySettings(promote_touches=touches))
+    for admission in ("touch-2", "touch-3"):
+        changed = settings_for(tmp_path, urls, policy=PolicySettings(admission=admission))
         with AdvisorService(changed) as service:
             eventually(lambda: service.fold.now_us > 0, "a tick")
     fold = fold_log(tmp_path)
-    assert fold.limits.promote_touches == 3
+    assert fold.limits.admission == "touch-3"
     assert fold.digest() == service.fold.digest()
 
 

@@ -194,7 +194,7 @@ def test_an_advisor_whose_term_is_over_stops_and_says_why(tmp_path: Path) -> Non
                 tick_interval_s=0.1,
                 sources=(SourceSettings(name="agent", url=event_url),),
                 agents=(AgentSettings(name="a", command_url=command_url),),
-                policy=PolicySettings(promote_touches=1, promote_moves_max=4),
+                policy=PolicySettings(admission="always", promote_moves_max=4),
             )
         )
         agent.delete("of-another", "slow", [], term=9)

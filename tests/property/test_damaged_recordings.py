@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advisor.errors import AdvisorError
-from advisor.replay import load_trace, replay_recording, replay_trace
+from advisor.replay import replay_recording, replay_trace
+from advisor.traces import load_trace
 from event_plane.errors import EventPlaneError
 from event_plane.recording import detect_format
 

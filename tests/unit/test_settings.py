@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from advisor.errors import SettingsError
-from advisor.policies.tiering import Limits
+from advisor.policies.limits import Limits
 from advisor.settings import AdvisorSettings, PolicySettings, load_settings, section_of
 
 FULL = """
@@ -47,7 +47,7 @@ timeout_s = 3
 
 [policy]
 eviction = "lfu"
-promote_touches = 3
+admission = "touch-3"
 """
 
 
@@ -86,21 +86,21 @@ def test_file_is_read_whole(config: Path) -> None:
         "topic": "kv-events",
     }
     assert settings.agents[0].timeout_s == 3.0
-    assert (settings.policy.eviction, settings.policy.promote_touches) == ("lfu", 3)
+    assert (settings.policy.eviction, settings.policy.admission) == ("lfu", "touch-3")
 
 
 def test_environment_wins_key_by_key(config: Path) -> None:
     environ = {
         "KVADVISOR_API__PORT": "9000",
         "KVADVISOR_TICK_INTERVAL_S": "7.5",
-        "KVADVISOR_POLICY__PROMOTE_TOUCHES": "5",
+        "KVADVISOR_POLICY__ADMISSION": "ranked",
         "KVADVISOR_SOURCES": json.dumps([{"name": "other", "url": "memory://plane"}]),
         "PATH": "/usr/bin",
     }
     settings = load_settings(config, environ)
     assert (settings.api.host, settings.api.port) == ("::1", 9000)
     assert settings.tick_interval_s == 7.5
-    assert (settings.policy.eviction, settings.policy.promote_touches) == ("lfu", 5)
+    assert (settings.policy.eviction, settings.policy.admission) == ("lfu", "ranked")
     assert [source.name for source in settings.sources] == ["other"]
 
 
@@ -117,20 +117,20 @@ def test_direct_construction_reads_no_environment(monkeypatch: pytest.MonkeyPatc
 
 
 def test_policy_round_trips_through_the_log() -> None:
-    policy = PolicySettings(eviction="lfu", promote_touches=9)
+    policy = PolicySettings(eviction="lfu", admission="ghost")
     logged = AdvisorSettings(directory=Path("/state"), policy=policy).for_fold()
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(logged))
     assert PolicySettings.model_validate(again["policy"]) == policy
 
 
 def test_policy_settings_are_the_planners_limits_field_for_field() -> None:
-    assert PolicySettings().model_dump(mode="json") == msgspec.to_builtins(Limits())
+    assert PolicySettings().model_dump(mode="json") == msgspec.json.decode(msgspec.json.encode(Limits()))
 
 
 def test_settings_are_frozen(config: Path) -> None:
     settings = load_settings(config, {})
     with pytest.raises(ValueError, match="frozen"):
-        settings.policy.promote_touches = 1  # type: ignore[misc]
+        settings.policy.promote_moves_max = 1  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,8 @@ def test_settings_are_frozen(config: Path) -> None:
         ("[[agents]]\nname='a'", "agents[0].command_url in {path} is missing: add it"),
         (
             "[policy]\neviction='mru'",
-            "policy.eviction = \"mru\" in {path} cannot be used: input should be 'lru' or 'lfu'",
+            "policy.eviction = \"mru\" in {path} cannot be used: choose one of auto, lru, lru-leaf, lfu, "
+            "lfuda-leaf, value, gdsf, length-aware, sieve, s3-fifo, 2q, arc",
         ),
     ],
 )
@@ -177,11 +178,11 @@ def test_bad_key_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> No
 
 def test_each_bad_key_has_its_own_sentence(tmp_path: Path) -> None:
     path = tmp_path / "advisor.toml"
-    found = problems("tick_interval_s = 'soon'\nqueue = 1\n[policy]\npromote_touches = 0", path)
+    found = problems("tick_interval_s = 'soon'\nqueue = 1\n[policy]\npromote_moves_max = -1", path)
     assert [sentence.split(" ")[0] for sentence in found] == [
         "directory",
         "tick_interval_s",
-        "policy.promote_touches",
+        "policy.promote_moves_max",
         "queue",
     ]
     assert found[0] == f"directory in {path} is missing: add it or set KVADVISOR_DIRECTORY"

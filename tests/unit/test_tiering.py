@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from advisor.index import ArrayIndex, IndexSize, Key, PlaceKey
 from advisor.moves import Move, MoveKind, MoveTable
-from advisor.policies.tiering import Limits, Plan, Volume, plan_moves
+from advisor.policies.limits import Limits
+from advisor.policies.plan import Plan, Volume
+from advisor.policies.tiering import plan_moves
 from event_plane.schema import BatchTables, EventRecord, EventType, Namespace, RecordFlag, to_records
 
 NOW_US = 100_000_000
@@ -42,9 +45,10 @@ class Shelf:
         ids = [namespace.namespace_id for namespace in tables.namespaces]
         self.index.apply(records, producer=1, namespace_ids=ids, locations=list(tables.locations), now_us=at_us)
 
-    def plan(self, paused: frozenset[str] = frozenset(), **limits: int) -> Plan:
-        volumes = [self.slow, self.fast]
-        return plan_moves(self.index, volumes, self.moves, self.index.touched(), Limits(**limits), NOW_US, paused)
+    def plan(self, paused: frozenset[str] = frozenset(), admission: str = "touch-2", **limits: Any) -> Plan:
+        """A plan by a planner that remembers nothing."""
+        told = Limits(admission=admission, **limits)
+        return plan_moves(self.index, [self.slow, self.fast], self.moves, self.index.touched(), told, NOW_US, paused)
 
 
 def moves(plan: Plan) -> list[tuple[MoveKind, int, str, str]]:
@@ -57,7 +61,7 @@ def test_block_is_promoted_from_its_second_touch_with_a_reason() -> None:
     shelf.put(shelf.slow, 2, touches=2, at_us=60_000_000)
     plan = shelf.plan()
     assert moves(plan) == [(MoveKind.PROMOTE, 2, "slow", "fast")]
-    assert plan.proposals[0].reason == "2nd touch in 40 s; 4.1 kB"
+    assert plan.proposals[0].reason == "2nd touch in 40 s, 4.1 kB"
     assert [(r.key.sequence_hash, r.reason) for r in plan.refusals] == [(1, "1st touch of 2 needed")]
 
 
@@ -66,7 +70,7 @@ def test_reason_names_the_time_saved_once_both_volumes_are_measured() -> None:
     shelf.fast = shelf.volume("fast", 0, 10, read_bytes_per_s=4_096_000.0)
     shelf.slow = shelf.volume("slow", 1, 100, read_bytes_per_s=2_048_000.0)
     shelf.put(shelf.slow, 1, touches=3, at_us=60_000_000)
-    assert shelf.plan().proposals[0].reason == "3rd touch in 40 s; est. 1 ms saved a hit; 4.1 kB"
+    assert shelf.plan().proposals[0].reason == "3rd touch in 40 s, est. 1 ms saved a hit, 4.1 kB"
 
 
 def test_parents_are_promoted_before_their_children_and_never_left_behind() -> None:

@@ -81,3 +81,23 @@ def test_no_allowed_root_or_a_path_that_is_none_is_an_error(tmp_path: Path) -> N
         validate(descriptor(tmp_path / "fast.slab"), [])
     with pytest.raises(VolumeError, match="cannot be resolved"):
         validate(descriptor(str(tmp_path / "fast\0slab")), [tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("read_bytes_per_s", -1.0, "read_bytes_per_s is -1.0; set it between 0 and"),
+        ("write_bytes_per_s", 1e16, "write_bytes_per_s is 1e\\+16"),
+        ("cost_per_gb_month", float("nan"), "cost_per_gb_month is nan"),
+        ("cost_per_gb_moved", -0.5, "cost_per_gb_moved is -0.5"),
+        ("endurance_bytes_per_day", float("inf"), "endurance_bytes_per_day is inf"),
+        ("retention_s", 1e10, "retention_s is 10000000000.0"),
+        ("tenants", tuple(str(n) for n in range(1_025)), "1025 tenants are given; 1024 are the most"),
+    ],
+)
+def test_what_guides_the_advisor_has_limits(field: str, value: object, words: str, tmp_path: Path) -> None:
+    descriptor = VolumeDescriptor(
+        id="v", path=str(tmp_path / "v"), capacity_blocks=1, block_bytes_max=1, **{field: value}  # type: ignore[arg-type]
+    )
+    with pytest.raises(VolumeError, match=words):
+        validate(descriptor, [tmp_path])

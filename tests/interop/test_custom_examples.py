@@ -1,4 +1,4 @@
-"""The example of a volume kind from another package passes the contract, in an environment that has it installed."""
+"""The examples of other packages' kinds and policies pass the contract, in an environment that has them installed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import sys
 import tomllib
 from pathlib import Path
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "custom_volume"
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def test_the_example_of_a_custom_volume_passes_the_contract(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("folder", "module"), [("custom_volume", "files_volume"), ("custom_policy", "mine_policy")])
+def test_the_example_of_another_package_passes_the_contract(folder: str, module: str, tmp_path: Path) -> None:
     site, example = tmp_path / "site", tmp_path / "example"
-    shutil.copytree(EXAMPLE, example)
+    shutil.copytree(EXAMPLES / folder, example)
     project = tomllib.loads((example / "pyproject.toml").read_text())["project"]
     # What an installation leaves: the module and its metadata on the path.
     metadata = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -24,7 +27,7 @@ def test_the_example_of_a_custom_volume_passes_the_contract(tmp_path: Path) -> N
     ((group, points),) = project["entry-points"].items()
     lines = [f"[{group}]", *(f"{name} = {place}" for name, place in points.items())]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    shutil.copy(example / "files_volume.py", site)
+    shutil.copy(example / f"{module}.py", site)
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", example, example],
         cwd=example,
@@ -35,4 +38,4 @@ def test_the_example_of_a_custom_volume_passes_the_contract(tmp_path: Path) -> N
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert " passed" in run.stdout
-    assert "skipped" not in run.stdout, "this kind can do everything that the suite asks of"
+    assert "skipped" not in run.stdout, "it can do everything that the suite asks of"

@@ -1,0 +1,122 @@
+"""What the live planner remembers of blocks: owned by the fold, changed by its entries alone, saved in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from advisor.index import ArrayIndex
+from advisor.policies.rules.eviction import eviction_key
+from advisor.policies.rules.noting import (
+    FIRST_SEEN,
+    GREEDY,
+    NOTE_DTYPE,
+    NOTES,
+    TURN,
+    WAYS,
+    find_notes,
+    leaves_before_parents,
+    note_touches,
+)
+from advisor.policies.rules.score import HALF_LIFE_S
+
+SLOTS = 1 << 18
+"""Blocks remembered: 24 MB when all are. A block that is not is taken for one touched once, at its last touch."""
+
+Array = npt.NDArray[Any]
+
+
+class HeatBook:
+    """A note of each block touched lately. Rows are the index's and good until its next batch."""
+
+    def __init__(self) -> None:
+        self.notes: Array = np.zeros(SLOTS, NOTE_DTYPE)
+        self.counts = np.zeros(3, np.int64)
+        self._at = np.full(0, -1, np.int64)
+
+    @property
+    def turn(self) -> int:
+        """Uses so far."""
+        return int(self.counts[TURN])
+
+    @property
+    def first_seen(self) -> int:
+        """Blocks that the last `note` saw for the first time."""
+        return int(self.counts[FIRST_SEEN])
+
+    def note(self, index: ArrayIndex, rows: Array, rule: int, inflation: float) -> Array:
+        """Note what blocks `rows` (i4) were used since they were last noted; keys of eviction by `rule`.
+
+        Returns the slots of their notes, which another of `rows` may have taken meanwhile.
+        """
+        t = index.tables
+        slots = np.empty(len(rows), np.int64)
+        note_touches(t.blocks, t.realms, rows, self.notes, self.counts, slots, rule, inflation)
+        return slots
+
+    def of(self, index: ArrayIndex, rows: Array) -> Array:
+        """Slots of the notes of blocks `rows`, -1 where there is none."""
+        t = index.tables
+        slots = np.empty(len(rows), np.int64)
+        find_notes(t.blocks, t.realms, rows, self.notes, slots)
+        return slots
+
+    def slot(self, index: ArrayIndex, row: int) -> int:
+        return int(self.of(index, np.array([row], np.int32))[0])
+
+    def next_turn(self) -> int:
+        self.counts[TURN] += 1
+        return int(self.counts[TURN])
+
+    def keep_out(self, slots: Sequence[int]) -> None:
+        """Blocks were kept out of the fast volume now."""
+        self.notes["out_turn"][[slot for slot in slots if slot >= 0]] = self.turn
+
+    def make_key(self, slot: int, rule: int, inflation: float) -> None:
+        """The note's key of eviction, as a use would make it now."""
+        note = self.notes[slot]
+        note.key = (
+            inflation
+            if rule == GREEDY
+            else eviction_key(rule, inflation, int(note.touches), self.turn, float(note.score))
+        )
+
+    def scores(self, index: ArrayIndex, rows: Array, slots: Array) -> Array:
+        """Decayed scores, f8."""
+        last_ms = last_touch_ms(index, rows)
+        return np.where(slots >= 0, self.notes["score"][slots], last_ms / 1000.0 / HALF_LIFE_S)
+
+    def leaves_first(self, index: ArrayIndex, rows: Array, keys: Array) -> Array:
+        """`rows` by key, smallest first, each after all its descendants among them. `keys` is changed."""
+        blocks = index.tables.blocks
+        depths = blocks["depth"][rows].astype(np.int64)
+        top = int(rows.max(initial=-1)) + 1
+        parents = int(blocks["parent"][rows].max(initial=-1)) + 1
+        if len(self._at) < max(top, parents):
+            self._at = np.full(2 * max(top, parents), -1, np.int64)
+        leaves_before_parents(blocks, rows, keys, self._at, np.argsort(-depths, kind="stable"))
+        return rows[np.lexsort((rows, -depths, keys))]
+
+    def saved(self) -> tuple[bytes, bytes, bytes]:
+        """Slots in use, their notes, and the counts: the same for the same history."""
+        used = np.flatnonzero(self.notes["tag"]) if self.counts[NOTES] else np.zeros(0, np.int64)
+        return used.astype("<i8").tobytes(), self.notes[used].tobytes(), self.counts.astype("<i8").tobytes()
+
+    def restore(self, used: bytes, notes: bytes, counts: bytes) -> None:
+        """From `saved`. Raises `ValueError`."""
+        slots = np.frombuffer(used, "<i8")
+        if len(slots) and not 0 <= slots.min() <= slots.max() < SLOTS:
+            raise ValueError(f"notes of slots {slots.min()} to {slots.max()}; there are {SLOTS}")
+        self.notes[slots] = np.frombuffer(notes, NOTE_DTYPE)
+        self.counts[:] = np.frombuffer(counts, "<i8")
+
+
+def last_touch_ms(index: ArrayIndex, rows: Array) -> Array:
+    blocks = index.tables.blocks[rows]
+    return (blocks["marks"].astype(np.int64) >> 10 & 0x3FF) << 32 | blocks["last_touch"].astype(np.int64)
+
+
+assert SLOTS % WAYS == 0

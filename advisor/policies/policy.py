@@ -1,0 +1,84 @@
+"""What an admission policy is: ours and a vendor's, who names theirs under the entry point `kvadvisor.policies`.
+
+A policy says what a block is worth on a faster volume. The planner (`tiering.plan_moves`) keeps the laws whatever it
+says: room, budgets, tenants, quotas, no move at a loss, ancestors before descendants. So a policy is a pure function of
+what it is given: the same candidate and scene, the same verdict. `policy_contract` holds one to that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from advisor.index import BlockRow
+
+
+class Scene(NamedTuple):
+    """The moment of a plan, as policies see it."""
+
+    now_s: float
+    turn: int
+    """Uses of blocks so far."""
+    fast_blocks: int
+    """Below the high watermark of the volume that is asked for."""
+    is_full: bool
+    """It takes a block only for another."""
+    is_tight: bool
+    """A budget is nearly spent."""
+    leading_touches: int = 2
+    """The threshold that leads the duel, for a policy that duels."""
+
+
+class Candidate(NamedTuple):
+    """A block used lately, on a slower volume than it could be, and what is remembered of it."""
+
+    block: BlockRow
+    tenant: str
+    source: str
+    target: str
+    block_bytes: int
+    saved_s: float | None
+    """Seconds a hit would save a reader; None where a rate is not known."""
+    score: float
+    """log2 of its touches, each weighed 2^(t / 900 s), t from the same origin as the scene's `now_s`."""
+    expected_hits: float
+    """In the next 10 minutes, at the rate its score says."""
+    gap_s: float
+    """Between its last two touches; 0 before the second."""
+    out_turn: int
+    """The turn at which it was last kept out; 0 never."""
+
+
+class Verdict(NamedTuple):
+    """Whether a block may come, what it is worth (higher comes first), and why in a few words."""
+
+    admitted: bool
+    value: float
+    reason: str
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """An admission by name, and the eviction that goes with it."""
+
+    @property
+    def eviction(self) -> str:
+        """One of `eviction.EVICTIONS`."""
+
+    @property
+    def period_s(self) -> float:
+        """Candidates wait so long for each other, and come best first; 0: every plan."""
+
+    @property
+    def hurries(self) -> bool:
+        """They do not wait as long as no budget is nearly spent."""
+
+    @property
+    def duels(self) -> bool:
+        """Thresholds of touches are tried on shadows of the fast volume, and `Scene.leading_touches` is the best."""
+
+    @property
+    def replaces_better(self) -> bool:
+        """Where the volume is full, a block comes for the first that leaves; else only for one of a lower score."""
+
+    def admit(self, candidate: Candidate, scene: Scene) -> Verdict:
+        """What the block is worth. The same candidate and scene, the same verdict."""

@@ -1,0 +1,32 @@
+"""What a move must gain, by what blocks are worth (see `hazard`)."""
+
+from __future__ import annotations
+
+from advisor.index.jit import rule
+
+MARGIN = 0.02
+"""Expected uses that a move must bring: so much more the block that enters is worth than nothing, or the one that goes.
+Among the arms of a duel, so many hits are taken off for each move."""
+SAVING_MARGIN = 0.12
+SAVING_HORIZON_S = 60.0
+"""The margin where moves are dear, and how far ahead a use then counts at most."""
+PROMISE = 0.5
+"""A block used twice is protected from one used once while it is worth this share of it."""
+PRICE_MEMORY = 0.8
+
+
+@rule
+def worth_swapping(entering: float, leaving: float, margin: float) -> bool:
+    return entering - leaving > margin
+
+
+@rule
+def protected(entering_touches: int, entering: float, leaving_touches: int, leaving: float) -> bool:
+    """The scan guard: what is used once and never again must not push out what is used."""
+    return entering_touches < 2 and leaving_touches >= 2 and leaving >= PROMISE * entering
+
+
+@rule
+def price_after(price: float, seen: float) -> float:
+    """The running price of a move; `price` 0: none yet."""
+    return seen if price == 0.0 else PRICE_MEMORY * price + (1.0 - PRICE_MEMORY) * seen
