@@ -8,7 +8,7 @@ import numpy as np
 
 from advisor.index.jit import inlined, routine
 from advisor.policies.rules import hazard
-from advisor.policies.rules.hazard import age_bin, block_class, expose, fade, fade_factor, revalue, value_at
+from advisor.policies.rules.hazard import age_bin, block_class, expose, fade, fade_factor, request_shape, revalue, value_at
 from advisor.tiers.reads import Heat, TimedTrace
 
 Array = Any
@@ -34,9 +34,9 @@ class Learned(NamedTuple):
     counts: Array
 
     @classmethod
-    def nothing(cls, blocks: int, longest_s: float) -> Learned:
-        """`longest_s`: the longest horizon."""
-        table = (hazard.CLASSES, hazard.BINS)
+    def nothing(cls, blocks: int, longest_s: float, classes: int) -> Learned:
+        """`longest_s`: the longest horizon; `classes`: with priorities or without."""
+        table = (classes, hazard.BINS)
         levels = np.zeros(5)
         levels[MOVE_RATE] = -1.0
         levels[HORIZON_S] = hazard.HORIZON_MIN_S
@@ -47,7 +47,7 @@ class Learned(NamedTuple):
             np.zeros(blocks),
             np.zeros(table),
             np.zeros(table),
-            np.zeros((hazard.CLASSES, hazard.BINS + 1)),
+            np.zeros((classes, hazard.BINS + 1)),
             levels,
             np.zeros(3, np.int64),
         )
@@ -58,6 +58,7 @@ def learn_uses(t: TimedTrace, r: int, first: int, end: int, run: int, heat: Heat
     """Call it before the request's touches are counted. `run`: how many of its leading blocks were known."""
     now_s = t.arrivals_s[r]
     partial = t.input_tokens[r] < (end - first) * t.block_tokens[r]
+    shape = request_shape(end - first, end - first - run)
     for i in range(first, end):
         block = t.ids[i]
         if heat.touches[block] == 0:
@@ -65,7 +66,7 @@ def learn_uses(t: TimedTrace, r: int, first: int, end: int, run: int, heat: Heat
             if i == end - 1 and partial:
                 kind = hazard.PARTIAL
             learned.kinds[block] = kind
-            learned.classes[block] = block_class(1, kind, 0.0, t.priorities[r])
+            learned.classes[block] = block_class(1, kind, 0.0, shape, t.priorities[r])
             learned.counts[KNOWN] = max(learned.counts[KNOWN], block + 1)
         else:
             gap_s = now_s - heat.last_s[block]
@@ -73,7 +74,7 @@ def learn_uses(t: TimedTrace, r: int, first: int, end: int, run: int, heat: Heat
             expose(learned.exposure, learned.classes[block], seen_s, gap_s)
             learned.hits[learned.classes[block], age_bin(gap_s)] += 1.0
             learned.classes[block] = block_class(
-                heat.touches[block] + 1, learned.kinds[block], gap_s, t.priorities[r]
+                heat.touches[block] + 1, learned.kinds[block], gap_s, shape, t.priorities[r]
             )
 
 

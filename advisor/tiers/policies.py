@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from advisor.errors import AdvisorError
 from advisor.policies.rules import eviction as evictions
-from advisor.policies.rules.hazard import HORIZON_MAX_S
+from advisor.policies.rules.hazard import CLASSES, HORIZON_MAX_S, TOLD_CLASSES
 from advisor.policies.rules.score import NO_SCORE
 from advisor.policies.rules.worth import MARGIN, SAVING_HORIZON_S, SAVING_MARGIN
 from advisor.tiers import deciding, duelling, kernels
@@ -81,7 +81,11 @@ def _learning(*arms: int, start: int | None = None) -> Callable[[Run], None]:
             r.reads,
             r.budget,
             r.margin,
-            Learned.nothing(blocks, SAVING_HORIZON_S if saves else HORIZON_MAX_S),
+            Learned.nothing(
+                blocks,
+                SAVING_HORIZON_S if saves else HORIZON_MAX_S,
+                TOLD_CLASSES if r.trace.priorities.any() else CLASSES,
+            ),
             duelling.Shadows(*shadow),
             duel,
             r.by_block(),

@@ -1,7 +1,7 @@
 """How likely a block is used soon: classes of blocks, and what became of each class by age, learned as it happens.
 
-A block's class says how often it was used and after which gap; its age is the time since its last use. Of each class
-and bin of ages two sums are kept: hits, and exposure, the share of the bin that blocks have lived through. Hits over
+A block's class says how often it was used, after which gap, and by what request last; its age is the time since its
+last use. Of each class and bin of ages two sums are kept: hits, and exposure, the share of the bin that blocks have lived through. Hits over
 exposure is the hazard of the bin.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from advisor.index.jit import rule
 
 Array = Any
-"""f64 (classes, bins) or (classes, bins + 1), as numba types it."""
+"""f64 (classes, bins) or (classes, bins + 1), as numba types it. Classes: `CLASSES`, or `TOLD_CLASSES` with priorities."""
 
 BINS = 25
 """Ages of whole seconds up to 4, then two to each doubling, the last one from 4,096 s on."""
@@ -21,15 +21,21 @@ PERIOD_S = 10.0
 HORIZON_MIN_S = 20.0
 HORIZON_MAX_S = 900.0
 PRIOR_BLOCKS = 5.0
+SHAPE_PRIOR_BLOCKS = 60.0
+"""Blocks of a class come a request at a time: what shapes have in common gives way slowly."""
 KINDS = 3
 NEW_CHAIN, CONTINUATION, PARTIAL = range(KINDS)
 """Of a block used once: stored by a request that found nothing, or after blocks that were known, or not full."""
 BANDS = 10
 GAPS = 5
 BY_HASH = KINDS + BANDS * GAPS
+SHAPES = 8
+"""Of the request that last used a block: how much of it was new, and whether it was long."""
+LONG_BLOCKS = 32
 PRIORITIES = 4
-"""Of the request that last used a block, where told: higher ones are as the highest. Each has classes of its own."""
-CLASSES = BY_HASH * PRIORITIES
+"""Of that request too, where told: higher ones are as the highest. Each has classes of its own."""
+CLASSES = BY_HASH * SHAPES
+TOLD_CLASSES = CLASSES * PRIORITIES
 
 
 @rule
@@ -76,9 +82,16 @@ def _gap_of(gap_s: float) -> int:
 
 
 @rule
-def block_class(touches: int, kind: int, gap_s: float, priority: int) -> int:
-    """`gap_s`: between the last two uses."""
-    first = min(max(priority, 0), PRIORITIES - 1) * BY_HASH
+def request_shape(blocks: int, stored: int) -> int:
+    """Of a request of so many blocks, of which so many were stored by it."""
+    fresh = 0 if stored <= 1 else 1 if stored <= 4 else 2 if stored <= 12 else 3
+    return 2 * fresh + (1 if blocks > LONG_BLOCKS else 0)
+
+
+@rule
+def block_class(touches: int, kind: int, gap_s: float, shape: int, priority: int) -> int:
+    """`gap_s`: between the last two uses; `shape` and `priority`: of the request of the last."""
+    first = (min(max(priority, 0), PRIORITIES - 1) * SHAPES + shape) * BY_HASH
     if touches <= 1:
         return first + kind
     return first + KINDS + _band_of(touches) * GAPS + _gap_of(gap_s)
@@ -125,7 +138,7 @@ def horizon_s(capacity_blocks: int, moves_per_s: float, longest_s: float) -> flo
 
 @rule
 def fade(hits: Array, exposure: Array, factor: float) -> None:
-    for group in range(CLASSES):
+    for group in range(len(hits)):
         for number in range(BINS):
             hits[group, number] *= factor
             exposure[group, number] *= factor
@@ -136,29 +149,30 @@ def revalue(hits: Array, exposure: Array, values: Array, horizon_s: float) -> No
     """`values[c, k]`: expected uses to come of a block of class c at bin k's start, each less by e for each horizon.
 
     After a use the block is of another class, whose value at age 0 is that of the last time: a step of value iteration.
-    A class's hazard leans on that of all classes with the weight of `PRIOR_BLOCKS`.
+    A class's hazard leans on that of all shapes and priorities with the weight of `SHAPE_PRIOR_BLOCKS`, theirs on that
+    of all classes with `PRIOR_BLOCKS`.
     """
+    classes = len(hits)
     for number in range(BINS - 1, -1, -1):
-        all_hits = 0.01
-        all_exposure = 1.0
-        for group in range(CLASSES):
-            all_hits += hits[group, number]
-            all_exposure += exposure[group, number]
-        common = all_hits / all_exposure
+        common = (0.01 + hits[:, number].sum()) / (1.0 + exposure[:, number].sum())
         start = bin_start_s(number)
         last = number == BINS - 1
         width = start if last else bin_start_s(number + 1) - start
         fade_s = math.exp(-width / horizon_s)
         half_fade = math.exp(-0.5 * width / horizon_s)
         gap = _gap_of(start)
-        for group in range(CLASSES):
-            unused = math.exp(-(hits[group, number] + PRIOR_BLOCKS * common) / (exposure[group, number] + PRIOR_BLOCKS))
-            used = (1.0 - unused) * half_fade * (1.0 + _value_after(values, group, gap))
-            if last:
-                values[group, BINS] = used / (1.0 - unused * fade_s)
-                values[group, number] = values[group, BINS]
-            else:
-                values[group, number] = used + unused * fade_s * values[group, number + 1]
+        for by_hash in range(BY_HASH):
+            alike = PRIOR_BLOCKS * common + hits[by_hash::BY_HASH, number].sum()
+            alike /= PRIOR_BLOCKS + exposure[by_hash::BY_HASH, number].sum()
+            for group in range(by_hash, classes, BY_HASH):
+                leaning = hits[group, number] + SHAPE_PRIOR_BLOCKS * alike
+                unused = math.exp(-leaning / (exposure[group, number] + SHAPE_PRIOR_BLOCKS))
+                used = (1.0 - unused) * half_fade * (1.0 + _value_after(values, group, gap))
+                if last:
+                    values[group, BINS] = used / (1.0 - unused * fade_s)
+                    values[group, number] = values[group, BINS]
+                else:
+                    values[group, number] = used + unused * fade_s * values[group, number + 1]
 
 
 @rule
