@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 
 from advisor.policies.rules.admission import touched_enough
-from advisor.policies.rules.duel import TURN_REQUESTS, duel_score, leader_of
-from advisor.policies.rules.worth import MARGIN
+from advisor.policies.rules.duel import MOVE_HITS, TURN_REQUESTS, duel_score, leader_of
 
 SAMPLE = 16
 THRESHOLDS = (1, 2, 3)
@@ -75,7 +74,7 @@ class Duel:
 
     def _end_turn(self) -> None:
         for arm in range(len(THRESHOLDS)):
-            score = duel_score(float(self._scores[arm]), self._hits[arm], self._moves[arm], MARGIN)
+            score = duel_score(float(self._scores[arm]), self._hits[arm], self._moves[arm], MOVE_HITS)
             self._scores[arm] = score
             self._hits[arm] = self._moves[arm] = 0
         self._leader = int(leader_of(self._scores, (1 << len(THRESHOLDS)) - 1, self._leader))

@@ -7,7 +7,7 @@ from typing import Any
 from advisor.index.jit import inlined, routine
 from advisor.policies.rules.admission import affordable, remembered, touched_enough
 from advisor.policies.rules.eviction import VALUE
-from advisor.policies.rules.worth import protected, worth_swapping
+from advisor.policies.rules.worth import BATCH_SHARE, protected, worth_swapping
 from advisor.tiers.fast_tier import HEAPED, TOKENS, TURN, USED, FastTier, bring_in, evict_first, into_heap, touch
 from advisor.tiers.reads import Heat, TimedTrace
 from advisor.tiers.sorting import heap_up, take_best
@@ -170,12 +170,14 @@ def renew_worth(tier: FastTier, known: int, worth: Array) -> None:
 def swap_worthy(
     t: TimedTrace, heat: Heat, tier: FastTier, worth: Array, known: int, waiting: Array, margin: float, now_s: float
 ) -> float:
-    """The best absent blocks for the worst present ones, while the budget lasts and each gains `margin`.
+    """The best absent blocks for the worst present ones, while its share of the budget lasts and each gains `margin`.
 
     Returns the price of a move from now on: the worth of the best that it could not pay for.
     """
     if tier.rule == VALUE:
         renew_worth(tier, known, worth)
+    kept = (1.0 - BATCH_SHARE) * tier.levels[TOKENS]
+    tier.levels[TOKENS] -= kept
     count = 0
     for block in range(known):
         if not tier.present[block] and worth[block] >= margin:
@@ -190,4 +192,5 @@ def swap_worthy(
             parent = t.parents[block]
             if not tier.present[block] and (parent < 0 or tier.present[parent]):
                 price = max(price, worth[block])
+    tier.levels[TOKENS] += kept
     return price

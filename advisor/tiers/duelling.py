@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from advisor.index.jit import inlined, kernel
-from advisor.policies.rules.duel import TURN_REQUESTS, duel_score, leader_of
+from advisor.policies.rules.duel import MOVE_HITS, TURN_REQUESTS, duel_score, leader_of, may_turn
 from advisor.policies.rules.eviction import VALUE
 from advisor.policies.rules.hazard import PERIOD_S
 from advisor.policies.rules.score import RANK_PERIOD_S, RANK_TOUCHES_MIN
-from advisor.policies.rules.worth import price_after
+from advisor.policies.rules.worth import LEARNING_S, price_after
 from advisor.tiers.deciding import (
     GHOST,
     TOUCHES,
@@ -67,20 +67,21 @@ def _serve_shadow(
 
 
 @inlined
-def _end_turn(duel: Duel, s: Shadows, margin: float) -> None:
-    _close(duel, BY_WORTH, s.by_worth, margin)
-    _close(duel, FIRST, s.first, margin)
-    _close(duel, SECOND, s.second, margin)
-    _close(duel, THIRD, s.third, margin)
-    _close(duel, GHOSTS, s.ghosts, margin)
-    _close(duel, RANKED, s.ranked, margin)
-    duel.leader[0] = leader_of(duel.scores, duel.allowed, duel.leader[0])
+def _end_turn(duel: Duel, s: Shadows, turn: int) -> None:
+    _close(duel, BY_WORTH, s.by_worth)
+    _close(duel, FIRST, s.first)
+    _close(duel, SECOND, s.second)
+    _close(duel, THIRD, s.third)
+    _close(duel, GHOSTS, s.ghosts)
+    _close(duel, RANKED, s.ranked)
+    if may_turn(turn, duel.leader[0]):
+        duel.leader[0] = leader_of(duel.scores, duel.allowed, duel.leader[0])
 
 
 @inlined
-def _close(duel: Duel, arm: int, tier: FastTier, margin: float) -> None:
+def _close(duel: Duel, arm: int, tier: FastTier) -> None:
     moves = tier.counts[MOVES]
-    duel.scores[arm] = duel_score(duel.scores[arm], duel.hits[arm], moves - duel.moves[arm], margin)
+    duel.scores[arm] = duel_score(duel.scores[arm], duel.hits[arm], moves - duel.moves[arm], MOVE_HITS)
     duel.hits[arm] = 0
     duel.moves[arm] = moves
 
@@ -104,7 +105,7 @@ def learning(
     scan_from: int,
     hot: Array,
 ) -> None:
-    """`margin`: the hits that a move must bring. `duel.allowed` with one arm only: no shadows.
+    """`margin`: the uses that a move by worth must bring. `duel.allowed` with one arm only: no shadows.
 
     `ranking`, `is_ranking` and `waiting` are scratch, by block.
     """
@@ -115,6 +116,7 @@ def learning(
     first = 0
     start_s = t.arrivals_s[0]
     due_s = start_s + PERIOD_S
+    learned_s = start_s + LEARNING_S
     rank_due_s = start_s + RANK_PERIOD_S
     learned.levels[SWEPT_S] = start_s
     last = len(t.ends)
@@ -134,10 +136,11 @@ def learning(
         if learns and (now_s >= due_s or at_scan):
             moves = s.by_worth.counts[MOVES] if duels else tier.counts[MOVES]
             learn_ages(t, heat, learned, tier.capacity, moves, r, now_s)
-            if duels:
+            by_worth = now_s >= learned_s
+            if duels and by_worth:
                 price = swap_worthy(t, heat, s.by_worth, learned.worth, learned.counts[KNOWN], waiting, margin, now_s)
                 learned.levels[PRICE] = price_after(learned.levels[PRICE], price)
-            if duel.leader[0] == BY_WORTH:
+            if duel.leader[0] == BY_WORTH and by_worth:
                 price = swap_worthy(t, heat, tier, learned.worth, learned.counts[KNOWN], waiting, margin, now_s)
                 if not duels:
                     learned.levels[PRICE] = price_after(learned.levels[PRICE], price)
@@ -194,5 +197,5 @@ def learning(
             admit_guarded(t, r, first, end, heat, tier, duel.leader[0] - FIRST + 1, learned.worth)
         settle(t, first, end, tier)
         if duels and (r + 1) % TURN_REQUESTS == 0:
-            _end_turn(duel, s, margin)
+            _end_turn(duel, s, (r + 1) // TURN_REQUESTS)
         first = end

@@ -8,7 +8,16 @@ import numpy as np
 
 from advisor.index.jit import inlined, routine
 from advisor.policies.rules import hazard
-from advisor.policies.rules.hazard import age_bin, block_class, expose, fade, fade_factor, request_shape, revalue, value_at
+from advisor.policies.rules.hazard import (
+    age_bin,
+    block_class,
+    expose,
+    fade,
+    fade_factor,
+    request_shape,
+    revalue,
+    value_at,
+)
 from advisor.tiers.reads import Heat, TimedTrace
 
 Array = Any

@@ -62,7 +62,7 @@ def _ranked(r: Run) -> None:
     )
 
 
-def _learning(*arms: int, start: int | None = None) -> Callable[[Run], None]:
+def _learning(*arms: int) -> Callable[[Run], None]:
     def run(r: Run) -> None:
         blocks, capacity = len(r.trace.depths), r.tier.capacity
         saves = r.margin != MARGIN and duelling.BY_WORTH in arms
@@ -72,7 +72,7 @@ def _learning(*arms: int, start: int | None = None) -> Callable[[Run], None]:
         shadow = (FastTier.empty(blocks if duels else 0, capacity, rule) for rule in (*rules, evictions.VALUE))
         allowed = sum(1 << arm for arm in chosen)
         by_arm = [np.zeros(duelling.ARMS, kind) for kind in (np.float64, np.int64, np.int64)]
-        leader = np.full(1, chosen[0] if saves or start is None else start, np.int64)
+        leader = np.full(1, chosen[0], np.int64)
         duel = duelling.Duel(allowed, by_arm[0], by_arm[1], by_arm[2], leader)
         duelling.learning(
             r.trace,
@@ -116,7 +116,7 @@ ADMISSIONS = {
     "ranked": Admission(_ranked, "value"),
     "hazard": Admission(_learning(duelling.BY_WORTH), "value"),
     "duel": Admission(_learning(duelling.FIRST, duelling.SECOND, duelling.THIRD), "value"),
-    "auto": Admission(_learning(*range(duelling.ARMS), start=duelling.RANKED), "value"),
+    "auto": Admission(_learning(*range(duelling.ARMS)), "value"),
 }
 EVICTIONS = ("lru", "lru-leaf", "lfuda-leaf")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from advisor.policies.rules import hazard
 from advisor.policies.rules.admission import remembered
-from advisor.policies.rules.duel import duel_score, leader_of
+from advisor.policies.rules.duel import HOME_TURNS, duel_score, leader_of, may_turn
 from advisor.policies.rules.eviction import LFUDA_LEAF, LRU, VALUE, eviction_key, inflation_of
 from advisor.policies.rules.reading import first_token_s
 from advisor.policies.rules.score import NO_SCORE, score_with_touch
@@ -21,11 +21,11 @@ from advisor.policies.rules.worth import price_after, protected
     [(2, 5.0, 3), (2, 2_000.0, 7), (3, 5.0, 8), (4, 29.0, 14), (5, 29.0, 14), (8, 60.0, 20), (16, 5.0, 28)],
 )
 def test_class_is_by_touches_and_last_gap(touches: int, gap_s: float, expected: int) -> None:
-    assert hazard.block_class(touches, hazard.PARTIAL, gap_s, 0) == expected
+    assert hazard.block_class(touches, hazard.PARTIAL, gap_s, 0, 0) == expected
 
 
 def test_block_used_once_is_of_the_class_of_its_kind() -> None:
-    assert [hazard.block_class(1, kind, 0.0, 0) for kind in range(hazard.KINDS)] == [0, 1, 2]
+    assert [hazard.block_class(1, kind, 0.0, 0, 0) for kind in range(hazard.KINDS)] == [0, 1, 2]
 
 
 @settings(max_examples=50, deadline=None)
@@ -77,6 +77,24 @@ def test_score_halves_in_its_half_life_and_sums_touches() -> None:
     assert score_with_touch(once, 9_000_000.0) == 10_000.0
 
 
+@pytest.mark.parametrize(
+    ("blocks", "stored", "shape"), [(1, 1, 0), (32, 0, 0), (33, 1, 1), (5, 4, 2), (64, 5, 5), (12, 12, 4), (200, 13, 7)]
+)
+def test_shape_of_a_request_is_by_what_was_new_and_whether_it_was_long(blocks: int, stored: int, shape: int) -> None:
+    assert hazard.request_shape(blocks, stored) == shape
+    assert shape < hazard.SHAPES
+
+
+def test_shape_that_is_used_more_than_others_of_its_class_is_worth_more() -> None:
+    hits, exposure = np.zeros((2, hazard.CLASSES, hazard.BINS))
+    values = np.zeros((hazard.CLASSES, hazard.BINS + 1))
+    seldom, often, unknown = (hazard.block_class(1, hazard.NEW_CHAIN, 0.0, shape, 0) for shape in range(3))
+    exposure[[seldom, often], :] = 1_000.0
+    hits[often, :] = 200.0
+    hazard.revalue(hits, exposure, values, 300.0)
+    assert values[seldom, 0] < values[unknown, 0] < values[often, 0]
+
+
 def test_ghost_is_forgotten_after_its_span() -> None:
     assert remembered(100, 91, 10)
     assert not remembered(101, 91, 10)
@@ -88,6 +106,12 @@ def test_leader_changes_only_for_a_clear_lead_among_those_allowed() -> None:
     assert leader_of(np.array([0.0, 100.0, 104.0, 0.0]), 0b0110, 1) == 2
     assert leader_of(np.array([0.0, 100.0, 104.0, 900.0]), 0b0110, 1) == 2
     assert leader_of(np.array([99.0, 100.0, 0.0, 0.0]), 0b0011, 0) == 0
+
+
+def test_first_arm_keeps_its_lead_for_the_first_turns() -> None:
+    assert not may_turn(HOME_TURNS - 1, 0)
+    assert may_turn(HOME_TURNS, 0)
+    assert may_turn(1, 1)
 
 
 def test_turns_fade_and_moves_cost_hits() -> None:

@@ -46,15 +46,16 @@ def test_one_priority_for_all_changes_nothing(trace: Trace) -> None:
 
 def test_no_class_of_one_priority_is_one_of_another() -> None:
     classes = {
-        hazard.block_class(touches, kind, gap_s, priority)
+        hazard.block_class(touches, kind, gap_s, shape, priority)
         for touches in (1, 2, 3, 5, 8, 15, 31, 10**6)
         for kind in range(hazard.KINDS)
         for gap_s in (0.0, 20.0, 60.0, 300.0, 1e6)
+        for shape in range(hazard.SHAPES)
         for priority in range(hazard.PRIORITIES)
     }
     assert len(classes) % hazard.PRIORITIES == 0
-    assert max(classes) < hazard.CLASSES
-    by_priority = np.bincount([each // hazard.BY_HASH for each in classes])
+    assert max(classes) < hazard.TOLD_CLASSES
+    by_priority = np.bincount([each // hazard.CLASSES for each in classes])
     assert len(set(by_priority.tolist())) == 1
 
 

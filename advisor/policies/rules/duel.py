@@ -10,6 +10,10 @@ Array = Any
 """f64 by arm, as numba types it."""
 
 TURN_REQUESTS = 200
+MOVE_HITS = 0.02
+"""Hits that are taken off for each move."""
+HOME_TURNS = 8
+"""Arm 0 keeps the lead that it begins with so long: first turns tell little, and what another arm spends is gone."""
 KEPT = 0.85
 """Of the scores, from turn to turn."""
 LEAD = 1.01
@@ -20,13 +24,19 @@ HOME_WEIGHT = 1.02
 
 @rule
 def duel_score(score: float, hits: int, moves: int, margin: float) -> float:
-    """At the end of a turn; hits and moves are the turn's, `margin` the hits that a move must bring."""
+    """At the end of a turn; hits and moves are the turn's, `margin` as `MOVE_HITS`."""
     return KEPT * score + hits - margin * moves
 
 
 @rule
 def _weighed(scores: Array, arm: int) -> float:
     return float(scores[arm] * HOME_WEIGHT) if arm == 0 else float(scores[arm])
+
+
+@rule
+def may_turn(turn: int, leader: int) -> bool:
+    """`turn`: which one ends, from 1."""
+    return leader != 0 or turn >= HOME_TURNS
 
 
 @rule

@@ -1,8 +1,8 @@
 """How likely a block is used soon: classes of blocks, and what became of each class by age, learned as it happens.
 
 A block's class says how often it was used, after which gap, and by what request last; its age is the time since its
-last use. Of each class and bin of ages two sums are kept: hits, and exposure, the share of the bin that blocks have lived through. Hits over
-exposure is the hazard of the bin.
+last use. Of each class and bin of ages two sums are kept: hits, and exposure, the share of the bin that blocks have
+lived through. Hits over exposure is the hazard of the bin.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from advisor.index.jit import rule
 
 Array = Any
-"""f64 (classes, bins) or (classes, bins + 1), as numba types it. Classes: `CLASSES`, or `TOLD_CLASSES` with priorities."""
+"""f64 (classes, bins) or (classes, bins + 1), as numba types it: `CLASSES`, or `TOLD_CLASSES` with priorities."""
 
 BINS = 25
 """Ages of whole seconds up to 4, then two to each doubling, the last one from 4,096 s on."""
@@ -145,12 +145,35 @@ def fade(hits: Array, exposure: Array, factor: float) -> None:
 
 
 @rule
+def _revalue_bin(
+    hits: Array,
+    exposure: Array,
+    values: Array,
+    group: int,
+    number: int,
+    alike: float,
+    gap: int,
+    half_fade: float,
+    whole_fade: float,
+) -> None:
+    """`alike`: the hazard of the shapes together; the fades: what a use counts after half of the bin, and after it."""
+    leaning = hits[group, number] + SHAPE_PRIOR_BLOCKS * alike
+    unused = math.exp(-leaning / (exposure[group, number] + SHAPE_PRIOR_BLOCKS))
+    used = (1.0 - unused) * half_fade * (1.0 + _value_after(values, group, gap))
+    if number == BINS - 1:
+        values[group, BINS] = used / (1.0 - unused * whole_fade)
+        values[group, number] = values[group, BINS]
+    else:
+        values[group, number] = used + unused * whole_fade * values[group, number + 1]
+
+
+@rule
 def revalue(hits: Array, exposure: Array, values: Array, horizon_s: float) -> None:
     """`values[c, k]`: expected uses to come of a block of class c at bin k's start, each less by e for each horizon.
 
     After a use the block is of another class, whose value at age 0 is that of the last time: a step of value iteration.
-    A class's hazard leans on that of all shapes and priorities with the weight of `SHAPE_PRIOR_BLOCKS`, theirs on that
-    of all classes with `PRIOR_BLOCKS`.
+    A class's hazard leans on that of all shapes with the weight of `SHAPE_PRIOR_BLOCKS`, theirs on that of all classes
+    with `PRIOR_BLOCKS`.
     """
     classes = len(hits)
     for number in range(BINS - 1, -1, -1):
@@ -158,21 +181,15 @@ def revalue(hits: Array, exposure: Array, values: Array, horizon_s: float) -> No
         start = bin_start_s(number)
         last = number == BINS - 1
         width = start if last else bin_start_s(number + 1) - start
-        fade_s = math.exp(-width / horizon_s)
+        whole_fade = math.exp(-width / horizon_s)
         half_fade = math.exp(-0.5 * width / horizon_s)
         gap = _gap_of(start)
-        for by_hash in range(BY_HASH):
-            alike = PRIOR_BLOCKS * common + hits[by_hash::BY_HASH, number].sum()
-            alike /= PRIOR_BLOCKS + exposure[by_hash::BY_HASH, number].sum()
-            for group in range(by_hash, classes, BY_HASH):
-                leaning = hits[group, number] + SHAPE_PRIOR_BLOCKS * alike
-                unused = math.exp(-leaning / (exposure[group, number] + SHAPE_PRIOR_BLOCKS))
-                used = (1.0 - unused) * half_fade * (1.0 + _value_after(values, group, gap))
-                if last:
-                    values[group, BINS] = used / (1.0 - unused * fade_s)
-                    values[group, number] = values[group, BINS]
-                else:
-                    values[group, number] = used + unused * fade_s * values[group, number + 1]
+        for first in range(0, classes, CLASSES):
+            for by_hash in range(first, first + BY_HASH):
+                alike = PRIOR_BLOCKS * common + hits[by_hash : first + CLASSES : BY_HASH, number].sum()
+                alike /= PRIOR_BLOCKS + exposure[by_hash : first + CLASSES : BY_HASH, number].sum()
+                for group in range(by_hash, first + CLASSES, BY_HASH):
+                    _revalue_bin(hits, exposure, values, group, number, alike, gap, half_fade, whole_fade)
 
 
 @rule

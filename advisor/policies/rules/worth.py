@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from advisor.index.jit import rule
 
-MARGIN = 0.02
-"""Expected uses that a move must bring: so much more the block that enters is worth than nothing, or the one that goes.
-Among the arms of a duel, so many hits are taken off for each move."""
+MARGIN = 0.1
+"""Expected uses that a move must bring: so much more the block that enters is worth than nothing, or what goes."""
+LEARNING_S = 30.0
+"""Nothing moves by worth before: what a few seconds teach would spend the bucket's start on the wrong blocks."""
+BATCH_SHARE = 0.2
+"""Of the bucket, what a batch may spend: the rest waits for better blocks."""
 SAVING_MARGIN = 0.12
 SAVING_HORIZON_S = 60.0
 """The margin where moves are dear, and how far ahead a use then counts at most."""
