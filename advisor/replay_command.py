@@ -94,7 +94,7 @@ def replay(
     ] = None,
     save_moves: Annotated[
         bool,
-        typer.Option("--save-moves", help="With --fast: auto and hazard move only what gains an eighth of a hit soon."),
+        typer.Option("--save-moves", help="With --fast: auto and hazard move only what gains a quarter of a hit soon."),
     ] = False,
     by_priority: Annotated[
         bool,

@@ -125,7 +125,7 @@ EVICTIONS = ("lru", "lru-leaf", "lfuda-leaf")
 class Tiering:
     """What decides over a fast tier of so many blocks. `budget`: moves for each different block, None unlimited.
 
-    `save_moves`: `hazard` and `auto` go by worth alone, and move only what brings an eighth of a hit soon.
+    `save_moves`: `hazard` and `auto` go by worth alone, and move only what brings a quarter of a hit soon.
 
     Raises `UnknownTiering`, naming what there is.
     """

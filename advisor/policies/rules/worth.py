@@ -10,8 +10,8 @@ LEARNING_S = 30.0
 """Nothing moves by worth before: what a few seconds teach would spend the bucket's start on the wrong blocks."""
 BATCH_SHARE = 0.2
 """Of the bucket, what a batch may spend: the rest waits for better blocks."""
-SAVING_MARGIN = 0.12
-SAVING_HORIZON_S = 60.0
+SAVING_MARGIN = 0.28
+SAVING_HORIZON_S = 240.0
 """The margin where moves are dear, and how far ahead a use then counts at most."""
 PROMISE = 0.5
 """A block used twice is protected from one used once while it is worth this share of it."""
