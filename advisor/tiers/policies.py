@@ -161,6 +161,12 @@ def replay_tiers(trace: TimedTrace, tiering: Tiering, costs: Costs, *, counted_f
     return TierFigures.of(run.tier, run.reads)
 
 
+def found_by_request(trace: TimedTrace, tiering: Tiering) -> npt.NDArray[np.int64]:
+    """Tokens of each request's run that it found in the fast tier."""
+    found: npt.NDArray[np.int64] = _run(trace, tiering, Costs(), scan_from=-1).reads.fast_tokens
+    return found
+
+
 def scan_survival(trace: TimedTrace, tiering: Tiering, costs: Costs) -> float:
     """Of the blocks in the fast tier touched at least twice before the scan, the share there after it; 1 of none."""
     if not len(trace.ends):
