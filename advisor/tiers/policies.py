@@ -89,6 +89,7 @@ def _learning(*arms: int, start: int | None = None) -> Callable[[Run], None]:
             r.by_block(),
             np.zeros(blocks, np.bool_),
             r.by_block(),
+            np.arange(blocks),
             r.scan_from,
             r.hot,
         )
