@@ -52,20 +52,26 @@ class SettingsEntry(msgspec.Struct, frozen=True, tag="settings"):
 
 
 class VolumeEntry(msgspec.Struct, frozen=True, tag="volume"):
-    """A volume became known, changed, or went (`registered` False). `producer` is its owner's id."""
+    """A volume became known, changed, or went (`registered` False). `producer` is its owner's id.
+
+    `away`: why it cannot be used now; empty where it can.
+    """
 
     descriptor: dict[str, Any]
     agent: str
     producer: int
     registered: bool = True
+    away: str = ""
 
 
 class OperatorEntry(msgspec.Struct, frozen=True, tag="operator"):
-    """A person's action: `pause` and `resume` of planning, on one volume or (volume empty) on all."""
+    """A person's action: `pause` and `resume` of moves, on one volume or (volume empty) on all; `cancel` of one move or
+    (move empty) of all that are open."""
 
     actor: str
     action: str
     volume: str = ""
+    move: str = ""
 
 
 class Measurement(msgspec.Struct, frozen=True, tag="measurement"):

@@ -6,9 +6,10 @@ is the proof. The live service, recovery and replay all run this class.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from advisor.entries import (
 )
 from advisor.index import ArrayIndex, Key, PlaceKey
 from advisor.index.views import Figures
-from advisor.moves import IllegalMove, Move, MoveTable, Trigger
+from advisor.moves import CANCELLED_IN, IllegalMove, Move, MoveKind, MoveState, MoveTable, Trigger
 from advisor.policies.limits import Limits
 from advisor.policies.plan import Plan, Volume
 from advisor.policies.registry import eviction_of
@@ -79,6 +80,13 @@ class VolumeState:
     """The best lately, by operation."""
     measured: dict[str, int] = field(default_factory=dict)
     """Bytes measured so far, by operation."""
+    away: str = ""
+    """Why it cannot be used now; empty where it can."""
+
+    @property
+    def optional(self) -> bool:
+        """It may be away without that being a fault."""
+        return bool(self.descriptor.get("optional", False))
 
     @property
     def volume_id(self) -> str:
@@ -204,18 +212,8 @@ class Fold:
         self.now_us = max(self.now_us, now_us)
         if "" in self.paused:
             return Plan()
-        plan = plan_moves(
-            self.index,
-            [volume.as_planned() for volume in self.volumes.values()],
-            self.moves,
-            self.index.touched_since_drain(),
-            self.limits,
-            self.now_us,
-            frozenset(self.paused),
-            state=self.policies,
-            namespaces=self.namespaces,
-        )
-        self.moves.add(
+        plan = self._plan(self.index.touched_since_drain(), self.now_us, self.policies)
+        moves = (
             Move(
                 move_id=f"{position}-{number}",
                 kind=proposal.kind,
@@ -229,23 +227,67 @@ class Fold:
             )
             for number, proposal in enumerate(plan.proposals)
         )
+        if self.limits.dry_run:
+            self.moves.add_dry(moves)
+        else:
+            self.moves.add(moves)
         self.refusals.extend(RefusalNote(self.now_us, r.key, r.volume, r.reason) for r in plan.refusals)
         self.refusals_total += plan.refused
         self.plans_digest = _digest([self.plans_digest, position, *_plan_rows(plan)])
         return plan
+
+    def preview(self, now_us: int) -> Plan:
+        """The plan that a tick at `now_us` would make. Changes nothing; copies what the policies remember."""
+        return self._plan(self.index.touched(), max(self.now_us, now_us), copy.deepcopy(self.policies))
+
+    def _plan(self, touched: Iterable[int], now_us: int, state: PolicyState) -> Plan:
+        """Over the volumes that are neither paused nor away."""
+        away = {volume.volume_id for volume in self.volumes.values() if volume.away}
+        plan = plan_moves(
+            self.index,
+            [volume.as_planned() for volume in self.volumes.values()],
+            self.moves,
+            touched,
+            self.limits,
+            now_us,
+            frozenset(self.paused | away),
+            state=state,
+            namespaces=self.namespaces,
+        )
+        self._spare_last_copies(plan)
+        return plan
+
+    def _spare_last_copies(self, plan: Plan) -> None:
+        """The last copy of a block is deleted from the slowest volume alone, and not while that one is paused or away:
+        then another is the slowest of those that were planned for. Of optional volumes that are away none is waited for.
+        """
+        lasting = [v.as_planned() for v in self.volumes.values() if not (v.away and v.optional)]
+        slowest = max(lasting, key=lambda volume: volume.order, default=None)
+        if slowest is None:
+            return
+        proposals, plan.proposals = plan.proposals, []
+        for each in proposals:
+            if each.kind is MoveKind.DELETE and each.source != slowest.volume_id:
+                plan.refuse(each.block, each.source, f"{each.reason}, but {slowest.volume_id} is paused or away")
+            else:
+                plan.proposals.append(each)
 
     def _apply_step(self, step: MoveStep) -> None:
         for move_id in step.move_ids:
             try:
                 self.moves.step(move_id, Trigger(step.trigger), self.now_us, step.reason)
             except (IllegalMove, ValueError):
-                self.skipped["illegal move step"] += 1
+                # Cancelled, or its volume lost, while the step was on its way into the log: no fault.
+                if not self.moves.was_aborted(move_id):
+                    self.skipped["illegal move step"] += 1
 
     def _apply_settings(self, entry: SettingsEntry) -> None:
         before = self._index_order()
         self.settings = entry.settings
         self.policy_version = entry.policy_version
         self.limits = msgspec.convert(entry.settings.get("policy", {}), Limits, strict=False)
+        if self.limits.dry_run:
+            self._abort("dry run", [move for move in self.moves.open.values() if move.state is MoveState.PLANNED])
         if self._index_order() != before:
             for volume in self.volumes.values():
                 self.index.set_order(volume.place, self._index_order())
@@ -256,28 +298,45 @@ class Fold:
 
     def _apply_volume(self, entry: VolumeEntry) -> None:
         volume_id = str(entry.descriptor["id"])
-        known = self.volumes.pop(volume_id, None)
+        if not entry.registered or entry.away:
+            why = entry.away or f"{volume_id} was unregistered"
+            self._abort(why, [move for move in self.moves.open.values() if volume_id in (move.source, move.target)])
+        known = self.volumes.get(volume_id)
+        if known is not None and entry.registered and (known.descriptor, known.producer) == (
+            entry.descriptor, entry.producer
+        ):  # fmt: skip
+            known.agent, known.away = entry.agent, entry.away
+            return
+        self.volumes.pop(volume_id, None)
         if known is not None:
             self.index.set_volume(known.place, False)
             self.index.set_order(known.place, "lru")
         if not entry.registered:
-            for move in [m for m in self.moves.open.values() if volume_id in (m.source, m.target)]:
-                if Trigger.ABORT in move.triggers:
-                    self.moves.step(move.move_id, Trigger.ABORT, self.now_us, f"{volume_id} was unregistered")
             return
         place = self.index.place(PlaceKey(entry.producer, int(entry.descriptor["tier"]), volume_id))
         self.index.set_volume(place, True)
         self.index.set_order(place, self._index_order())
-        state = VolumeState(entry.descriptor, entry.agent, entry.producer, place)
+        state = VolumeState(entry.descriptor, entry.agent, entry.producer, place, away=entry.away)
         if known is not None:
             state.rates, state.peaks, state.measured = known.rates, known.peaks, known.measured
         self.volumes[volume_id] = state
+
+    def _abort(self, why: str, moves: Iterable[Move]) -> None:
+        """End moves that must not go on. A promotion past its switch is done but for the word: it keeps its source."""
+        for move in moves:
+            if Trigger.ABORT in move.triggers:
+                self.moves.step(move.move_id, Trigger.ABORT, self.now_us, why)
+            elif Trigger.KEEP in move.triggers:
+                self.moves.step(move.move_id, Trigger.KEEP, self.now_us)
 
     def _apply_operator(self, entry: OperatorEntry) -> None:
         if entry.action == "pause":
             self.paused.add(entry.volume)
         elif entry.action == "resume":
             self.paused.discard(entry.volume)
+        elif entry.action == "cancel":
+            wanted = [move for move in self.moves.open.values() if entry.move in ("", move.move_id)]
+            self._abort(f"cancelled by {entry.actor}", [move for move in wanted if move.state in CANCELLED_IN])
         else:
             self.skipped[f"operator action {entry.action}"] += 1
 
@@ -415,6 +474,7 @@ class Fold:
             [self.position, self.now_us, self.events_total, self.recomputed, self.refusals_total, self.policy_version],
             [sorted(self.paused), self.settings, sorted(self.skipped.items()), sorted(self.hits_by_tier.items())],
             self.plans_digest,
+            self.moves.dry_total,
         ]
         for producer_id in sorted(self.producers):
             p = self.producers[producer_id]
@@ -425,13 +485,13 @@ class Fold:
         for volume_id in sorted(self.volumes):
             v = self.volumes[volume_id]
             rows.append([volume_id, v.agent, v.producer, v.descriptor, sorted(v.rates.items())])
-            rows.append([sorted(v.peaks.items()), sorted(v.measured.items())])
+            rows.append([sorted(v.peaks.items()), sorted(v.measured.items()), v.away])
         with index.lock:
             rows += _described(index)
             rows += self.policies.described(index)
         rows += [
             [move.move_id, move.kind, move.state, move.source, move.target, move.reason, move.note]
-            for move in [*self.moves.open.values(), *self.moves.finished]
+            for move in [*self.moves.open.values(), *self.moves.finished, *self.moves.dry]
         ]
         return _digest(rows).hex()
 

@@ -15,8 +15,9 @@ from advisor.policies.state import SavedPolicies
 from advisor.snapshots import Chunk, PendingSnapshot
 from event_plane.schema import RECORD_DTYPE, Namespace
 
-STATE_VERSION = 3
-"""What is written. Older ones are read too: 1 knew no snapshots, 2 no policies that remember."""
+STATE_VERSION = 4
+"""What is written. Older ones are read too: 1 knew no snapshots, 2 no policies that remember, 3 no volumes that are away
+and no dry runs."""
 
 
 class StateError(Exception):
@@ -56,6 +57,7 @@ class _Volume(msgspec.Struct, array_like=True):
     rates: dict[str, float]
     peaks: dict[str, float] = {}
     measured: dict[str, int] = {}
+    away: str = ""
 
 
 class _Key(msgspec.Struct, array_like=True):
@@ -111,6 +113,8 @@ class _State(msgspec.Struct):
     refusals: list[_Refusal]
     pending: list[_Pending] = []
     policies: SavedPolicies = msgspec.field(default_factory=SavedPolicies)
+    moves_dry: list[_Move] = []
+    moves_dry_total: int = 0
 
 
 def export_state(fold: Fold) -> bytes:
@@ -140,7 +144,8 @@ def export_state(fold: Fold) -> bytes:
                 for producer_id, p in fold.producers.items()
             ],
             volumes=[
-                _Volume(v.descriptor, v.agent, v.producer, v.rates, v.peaks, v.measured) for v in fold.volumes.values()
+                _Volume(v.descriptor, v.agent, v.producer, v.rates, v.peaks, v.measured, v.away)
+                for v in fold.volumes.values()
             ],
             moves_open=[_from_move(move) for move in moves.open.values()],
             moves_finished=[_from_move(move) for move in moves.finished],
@@ -152,6 +157,8 @@ def export_state(fold: Fold) -> bytes:
                 for producer_id, pending in fold.pending.items()
             ],
             policies=fold.policies.saved(),
+            moves_dry=[_from_move(move) for move in moves.dry],
+            moves_dry_total=moves.dry_total,
         )
     )  # fmt: skip
 
@@ -194,8 +201,9 @@ def restore_state(fold: Fold, state: bytes) -> None:
         volume_id, tier = str(volume.descriptor["id"]), int(volume.descriptor["tier"])
         place = fold.index.place(PlaceKey(volume.producer, tier, volume_id))
         fold.volumes[volume_id] = VolumeState(
-            volume.descriptor, volume.agent, volume.producer, place, volume.rates, volume.peaks, volume.measured
-        )
+            volume.descriptor, volume.agent, volume.producer, place, volume.rates, volume.peaks, volume.measured,
+            volume.away,
+        )  # fmt: skip
     try:
         fold.policies.restore(saved.policies)
     except ValueError as fault:
@@ -204,6 +212,8 @@ def restore_state(fold: Fold, state: bytes) -> None:
     fold.moves.finished.extend(_to_move(move) for move in saved.moves_finished)
     fold.moves.counts.update({(kind, state): count for kind, state, count in saved.move_counts})
     fold.moves.moved_bytes = saved.moved_bytes
+    fold.moves.dry.extend(_to_move(move) for move in saved.moves_dry)
+    fold.moves.dry_total = saved.moves_dry_total
     fold.refusals.extend(RefusalNote(r.at_us, _to_key(r.key), r.volume, r.reason) for r in saved.refusals)
 
 

@@ -173,6 +173,7 @@ class PolicySettings(Section):
     hysteresis_gain: float = Field(default=2.0, ge=1, le=1e6)
     pressure_ratio: float = Field(default=0.25, ge=0, le=1)
     prefill_tokens_per_s: float = Field(default=0.0, ge=0, le=1e9)
+    dry_run: bool = False
     budgets: tuple[VolumeBudgetSettings, ...] = ()
     quotas: tuple[QuotaSettings, ...] = ()
 

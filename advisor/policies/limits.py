@@ -47,6 +47,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """A volume that reads or writes slower than this share of its known rate is left alone; 0: never."""
     prefill_tokens_per_s: float = 0.0
     """How fast an engine computes; 0: not known, and no advice is given to recompute."""
+    dry_run: bool = False
+    """Plans are made and shown, and never carried out."""
     budgets: tuple[VolumeBudget, ...] = ()
     quotas: tuple[Quota, ...] = ()
 
