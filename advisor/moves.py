@@ -23,7 +23,7 @@ class MoveKind(StrEnum):
     DROP = "drop"
     """Free the fast copy after reading and checking the slower one."""
     DELETE = "delete"
-    """Free the last copy: the slowest volume is past its high watermark."""
+    """Free the last copy: the slowest volume is past its high watermark. Or any copy, where a person orders it."""
 
 
 class MoveState(StrEnum):
@@ -98,6 +98,8 @@ class Move:
     changed_us: int
     state: MoveState = MoveState.PLANNED
     note: str = ""
+    deletion: str = ""
+    """The deletion that ordered it; empty where the planner wanted it."""
 
     @property
     def triggers(self) -> frozenset[Trigger]:

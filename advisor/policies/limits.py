@@ -30,6 +30,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """`auto`: the one that goes with the admission."""
     promote_moves_max: int = 64
     demote_moves_max: int = 64
+    delete_moves_max: int = 2_048
+    """Open moves of deletions that people order, beside `moves_open_max`."""
     moves_open_max: int = 256
     moves_bytes_max: int = 1 << 30
     bytes_per_s: float = 0.0
