@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from advisor.errors import SettingsError
 from advisor.policies.eviction import EVICTIONS
 from advisor.policies.registry import PolicyUnknown, policy_named
+from advisor.shadow import BLOCKS_MAX, LIVE, SHADOWS_MAX
 from event_plane.credentials import Credentials
 from event_plane.errors import TransportError
 from event_plane.transport import parse_url
@@ -136,6 +137,10 @@ class AgentSettings(NatsIdentity):
     name: Name
     command_url: str = Field(min_length=1)
     timeout_s: float = Field(default=10.0, gt=0, le=3_600)
+    moves_at_once: int = Field(default=1, ge=1, le=64)
+    """Commands under way at a time from one of its volumes to another."""
+    away_after_s: float = Field(default=30.0, gt=0, le=86_400)
+    """Unreachable for so long, its volumes are away: their moves are aborted, none is planned."""
 
 
 class VolumeBudgetSettings(Section):
@@ -162,6 +167,7 @@ class PolicySettings(Section):
     eviction: str = "auto"
     promote_moves_max: int = Field(default=64, ge=0, le=65_536)
     demote_moves_max: int = Field(default=64, ge=0, le=65_536)
+    delete_moves_max: int = Field(default=2_048, ge=1, le=65_536)
     moves_open_max: int = Field(default=256, ge=0, le=65_536)
     moves_bytes_max: int = Field(default=1 << 30, ge=0)
     bytes_per_s: float = Field(default=0.0, ge=0, le=1e15)
@@ -173,6 +179,7 @@ class PolicySettings(Section):
     hysteresis_gain: float = Field(default=2.0, ge=1, le=1e6)
     pressure_ratio: float = Field(default=0.25, ge=0, le=1)
     prefill_tokens_per_s: float = Field(default=0.0, ge=0, le=1e9)
+    dry_run: bool = False
     budgets: tuple[VolumeBudgetSettings, ...] = ()
     quotas: tuple[QuotaSettings, ...] = ()
 
@@ -191,6 +198,21 @@ class PolicySettings(Section):
         known = ("auto", *EVICTIONS)
         if name not in known:
             raise ValueError(f"choose one of {', '.join(known)}")
+        return name
+
+
+class ShadowSettings(PolicySettings):
+    """A policy that plans on the same stream and moves nothing, compared with the live one."""
+
+    name: Name
+    blocks_max: int = Field(default=BLOCKS_MAX, ge=1_024, le=1 << 26)
+    """Blocks that it may know of, 170 bytes each, used as they come."""
+
+    @field_validator("name")
+    @classmethod
+    def _not_live(cls, name: str) -> str:
+        if name == LIVE:
+            raise ValueError("the policy that moves is called live: choose another name")
         return name
 
 
@@ -216,6 +238,7 @@ class AdvisorSettings(BaseSettings):
     sources: tuple[SourceSettings, ...] = ()
     agents: tuple[AgentSettings, ...] = ()
     policy: PolicySettings = PolicySettings()
+    shadow: tuple[ShadowSettings, ...] = Field(default=(), max_length=SHADOWS_MAX)
 
     @classmethod
     def settings_customise_sources(
@@ -228,7 +251,7 @@ class AdvisorSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 
-    @field_validator("sources", "agents")
+    @field_validator("sources", "agents", "shadow")
     @classmethod
     def _distinct(cls, named: tuple[Any, ...]) -> tuple[Any, ...]:
         twice = [name for name, times in Counter(each.name for each in named).items() if times > 1]
@@ -246,7 +269,8 @@ class AdvisorSettings(BaseSettings):
 
     def for_fold(self) -> dict[str, Any]:
         """The settings that the fold reads, whole, as JSON types: what a `SettingsEntry` holds."""
-        return {"policy": self.policy.model_dump(mode="json")}
+        shadow = [each.model_dump(mode="json") for each in self.shadow]
+        return {"policy": self.policy.model_dump(mode="json"), **({"shadow": shadow} if shadow else {})}
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> AdvisorSettings:

@@ -21,7 +21,7 @@ from storage_agent.command_lane import CommandLane
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.direct_path import put_blocks, read_blocks
 from storage_agent.endpoints import Endpoint
-from storage_agent.errors import VolumeError
+from storage_agent.errors import CommandRefused, VolumeError
 from storage_agent.kinds import prepare
 from storage_agent.mending import VolumeMender
 from storage_agent.port import (
@@ -42,6 +42,8 @@ from storage_agent.volume import Volume
 from storage_agent.volume_shelf import VolumeShelf
 
 MEND_INTERVAL_S = 5.0
+LAID_OUT_MAX = 4096
+"""Blocks that one command lays out."""
 _SEARCHES_MAX = 8
 """Times a get looks again for blocks that moves may have carried past it."""
 
@@ -312,13 +314,17 @@ class StorageAgent:
         self._terms.require(term)
         return self._scrubs.run(command_id, carry_out)
 
-    def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport:
-        """See `AgentPort.compact`. Raises `VolumeError`."""
+    def compact(
+        self, command_id: str, volume: str, keys: Sequence[BlockKey] = (), *, term: int = 0
+    ) -> CompactReport:
+        """See `AgentPort.compact`. Raises `VolumeError`, and `CommandRefused` for more keys than it takes."""
+        if len(keys) > LAID_OUT_MAX:
+            raise CommandRefused(f"{len(keys)} blocks are to be laid out, at most {LAID_OUT_MAX} go; ask in parts")
 
         def carry_out() -> CompactReport:
             self._terms.require(term)
             with self._shelf.use_registered(volume) as opened:
-                return CompactReport(opened.compact())
+                return _compacted(opened, keys)
 
         self._terms.require(term)
         return self._compactions.run(command_id, carry_out)
@@ -360,6 +366,13 @@ class StorageAgent:
     def _all_failed(self, keys: Sequence[BlockKey], volume: str) -> list[Outcome]:
         reason = f"volume {volume!r} is not registered with agent {self.name!r}"
         return [Outcome(key, Result.FAILED, volume, reason=reason) for key in keys]
+
+
+def _compacted(volume: Volume, keys: Sequence[BlockKey]) -> CompactReport:
+    if keys:
+        return volume.lay_out(keys)
+    freed_bytes = volume.compact()
+    return CompactReport(freed_bytes, fragmentation=volume.stat().fragmentation)
 
 
 def _copy_batch(keys: Sequence[BlockKey], source: Volume, target: Volume) -> list[Outcome]:

@@ -85,9 +85,11 @@ class AsyncAgentClient:
         """See `AgentPort.scrub`."""
         return await self._long.run(partial(self._agent.scrub, command_id, volume, term=term))
 
-    async def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport:
+    async def compact(
+        self, command_id: str, volume: str, keys: Sequence[BlockKey] = (), *, term: int = 0
+    ) -> CompactReport:
         """See `AgentPort.compact`."""
-        return await self._long.run(partial(self._agent.compact, command_id, volume, term=term))
+        return await self._long.run(partial(self._agent.compact, command_id, volume, keys, term=term))
 
     async def close(self) -> None:
         """Refuse what waits and what comes by `CommandRefused`, wait for what has begun. Idempotent."""

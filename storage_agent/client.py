@@ -86,9 +86,11 @@ class AgentClient:
             raise self._unexpected(reply)
         return reply.report
 
-    def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport:
+    def compact(
+        self, command_id: str, volume: str, keys: Sequence[BlockKey] = (), *, term: int = 0
+    ) -> CompactReport:
         """See `AgentPort.compact`. As `scrub`."""
-        reply = self._ask(CompactRequest(command_id, volume, term))
+        reply = self._ask(CompactRequest(command_id, volume, term, keys_to_wire(keys)))
         if not isinstance(reply, CompactReply):
             raise self._unexpected(reply)
         return reply.report

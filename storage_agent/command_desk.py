@@ -97,8 +97,8 @@ class CommandDesk:
                     return outcome_to_wire(agent.move(command_id, blocks, source, target, keep=keep, term=term))
                 case ScrubRequest(command_id, volume, term):
                     return ScrubReply(agent.scrub(command_id, volume, term=term))
-                case CompactRequest(command_id, volume, term):
-                    return CompactReply(agent.compact(command_id, volume, term=term))
+                case CompactRequest(command_id, volume, term, keys):
+                    return CompactReply(agent.compact(command_id, volume, keys_from_wire(keys), term=term))
                 case StatRequest():
                     return StatReply(agent.stat())
                 case _:

@@ -55,6 +55,7 @@ class CompactRequest(msgspec.Struct, frozen=True, tag="compact"):
     command_id: str
     volume: str
     term: int = 0
+    keys: list[KeyWire] = []
 
 
 class StatReply(msgspec.Struct, frozen=True, tag="stat"):

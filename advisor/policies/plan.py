@@ -64,6 +64,8 @@ class Proposal:
     target: str
     block_bytes: int
     reason: str
+    deletion: str = ""
+    """The deletion that ordered it; empty where the planner wants it."""
 
 
 @dataclass(frozen=True, slots=True)
