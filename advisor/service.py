@@ -34,6 +34,9 @@ from advisor.log_queries import LogQueries
 from advisor.metrics import Metrics
 from advisor.moment import Moment
 from advisor.mover import Mover
+from advisor.movers.agent import AgentMover
+from advisor.movers.opening import open_mover
+from advisor.movers.port import MoverPort
 from advisor.open_log import log_place, open_log, open_queries
 from advisor.pipeline import FoldThread, Group, LogThread, StoppedError, now_us
 from advisor.policies.registry import policy_version
@@ -44,7 +47,6 @@ from advisor.turnstile import Turnstile
 from event_plane.connect import open_subscriber
 from event_plane.schema import Namespace
 from event_plane.transport import Subscriber
-from storage_agent.client import AgentClient
 from storage_agent.port import AgentPort
 
 SAMPLES_KEPT_MAX = 3_600
@@ -63,7 +65,15 @@ class ServiceFault(AdvisorError):
 class AdvisorService:
     """One advisor. `start` raises what is wrong with settings, log or sources; later faults end it, see `failure`."""
 
-    def __init__(self, settings: AdvisorSettings, *, agents: Mapping[str, AgentPort] | None = None) -> None:
+    def __init__(
+        self,
+        settings: AdvisorSettings,
+        *,
+        agents: Mapping[str, AgentPort] | None = None,
+        movers: Mapping[str, MoverPort] | None = None,
+    ) -> None:
+        """`agents`, by name, stand in the place of those of the settings. `movers`, by agent, carry out its moves. Both
+        are the caller's to close."""
         self.settings = settings
         self.lock = Turnstile()
         """Held by whoever reads or changes `fold`."""
@@ -75,8 +85,9 @@ class AdvisorService:
         self.stopping = threading.Event()
         self.samples: deque[tuple[int, Moment]] = deque(maxlen=SAMPLES_KEPT_MAX)
         self._agents = agents
+        self._movers = dict(movers or {})
         self._log: EventLog | None = None
-        self._clients: list[AgentClient] = []
+        self._opened: list[MoverPort] = []
         self._threads: list[threading.Thread] = []
         self.checkpointer: Checkpointer | None = None
         self.retention: Retention | None = None
@@ -124,16 +135,8 @@ class AdvisorService:
             committed=self.metrics.commit_seconds.observe,
             probe_interval_s={source.name: source.probe_interval_s for source in self.settings.sources},
         )
-        agents = self._agents
-        if agents is None:
-            clients = {
-                each.name: AgentClient(each.command_url, each.timeout_s, each.credentials)
-                for each in self.settings.agents
-            }
-            self._clients = list(clients.values())
-            agents = clients
         self._mover = Mover(
-            agents,
+            self._open_movers(),
             self.fold,
             self.lock,
             self.submit,
@@ -141,6 +144,8 @@ class AdvisorService:
             fail=self._fail,
             watch_interval_s=self.settings.tick_interval_s,
             term=self.term,
+            moves_at_once={each.name: each.moves_at_once for each in self.settings.agents},
+            away_after_s={each.name: each.away_after_s for each in self.settings.agents},
         )
         fold_thread = FoldThread(
             self.fold,
@@ -175,6 +180,18 @@ class AdvisorService:
         self._threads = [fold_thread, self._log_thread, pulse, self._mover, self.checkpointer, self.retention]
         for thread in self._threads:
             thread.start()
+
+    def _open_movers(self) -> dict[str, MoverPort]:
+        """By agent: those of the settings, or the embedder's agents, and in their places the embedder's movers."""
+        movers: dict[str, MoverPort] = {}
+        if self._agents is not None:
+            movers.update({name: AgentMover(agent) for name, agent in self._agents.items()})
+        else:
+            for each in self.settings.agents:
+                if each.name not in self._movers:
+                    self._opened.append(open_mover(each))
+                    movers[each.name] = self._opened[-1]
+        return movers | dict(self._movers)
 
     def _fold_log(self, log: EventLog, intake: Intake) -> None:
         first, last = log.first_position(), log.last_position()
@@ -218,9 +235,9 @@ class AdvisorService:
     def stop(self) -> None:
         """Stop the threads and close the log. Idempotent; what was acknowledged is in the log."""
         self.stopping.set()
-        for client in self._clients:
-            client.close()
-        self._clients = []
+        for mover in self._opened:
+            mover.close()
+        self._opened = []
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(STOP_WAIT_S)
