@@ -201,10 +201,11 @@ class PolicySettings(Section):
         return name
 
 
-class ShadowSettings(PolicySettings):
+class ShadowSettings(Section):
     """A policy that plans on the same stream and moves nothing, compared with the live one."""
 
     name: Name
+    policy: PolicySettings = PolicySettings()
     blocks_max: int = Field(default=BLOCKS_MAX, ge=1_024, le=1 << 26)
     """Blocks that it may know of, 170 bytes each, used as they come."""
 

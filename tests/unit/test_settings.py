@@ -260,7 +260,9 @@ def documented_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
     keys = {}
     for key, field in model.model_fields.items():
         section, is_list = section_of(field)
-        if section is not None:
+        if section is PolicySettings and prefix:
+            keys[prefix + key] = "as policy"
+        elif section is not None:
             keys |= documented_keys(section, f"{prefix}{key}{'[]' if is_list else ''}.")
         else:
             default = "required" if field.is_required() else json.dumps(field.default)
