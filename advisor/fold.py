@@ -39,7 +39,7 @@ from advisor.policies.plan import Plan, Proposal, Volume
 from advisor.policies.registry import eviction_of
 from advisor.policies.state import PolicyState
 from advisor.policies.tiering import plan_moves
-from advisor.shadow import Comparison, terms_of
+from advisor.shadow_comparison import Comparison, terms_of
 from advisor.snapshots import Chunk, PendingSnapshot, replace_placements
 from event_plane import wire
 from event_plane.schema import Batch, BatchKind, Namespace, Records

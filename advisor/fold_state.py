@@ -14,7 +14,7 @@ from advisor.index import Key, PlaceKey
 from advisor.moves import Move, MoveKind, MoveState
 from advisor.policies.limits import Limits
 from advisor.policies.state import SavedPolicies
-from advisor.shadow import Comparison, SavedComparison
+from advisor.shadow_comparison import Comparison, SavedComparison
 from advisor.snapshots import Chunk, PendingSnapshot
 from event_plane.schema import RECORD_DTYPE, Namespace
 

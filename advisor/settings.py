@@ -20,7 +20,8 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from advisor.errors import SettingsError
 from advisor.policies.eviction import EVICTIONS
 from advisor.policies.registry import PolicyUnknown, policy_named
-from advisor.shadow import BLOCKS_MAX, LIVE, SHADOWS_MAX
+from advisor.shadow import BLOCKS_MAX
+from advisor.shadow_comparison import LIVE, SHADOWS_MAX
 from event_plane.credentials import Credentials
 from event_plane.errors import TransportError
 from event_plane.transport import parse_url

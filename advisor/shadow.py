@@ -1,14 +1,12 @@
-"""Shadow mode: other policies on the same stream, without moving anything, beside the live one. Pure.
+"""One policy that moves nothing: a planner over an index of its own. Pure.
 
-A shadow holds blocks under the real ones' keys in an index of its own, and the planner plans over that as over the real
-one; its moves happen at once, there. It learns of blocks that a client puts on a volume as they come, and of uses at
-each tick. All policies are counted alike: at a tick, before its plans, each use since the last one is *found* where the
-fastest volume then has the block.
+A shadow holds blocks under the real ones' keys, and the planner plans over them as over the real index; its moves happen
+at once, there. It learns of blocks that a client puts on a volume as they come, and of uses at each tick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,26 +15,20 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.index import INDEX_FULL, ArrayIndex, PlaceKey
-from advisor.index.layout import FIRST_HIGH
-from advisor.moves import FREES_SOURCE, Move, MoveKind, MoveState, MoveTable
-from advisor.policies.budgets import saved_s
-from advisor.policies.heat_book import HeatBook
+from advisor.moves import FREES_SOURCE, MoveKind, MoveTable
 from advisor.policies.limits import Limits
 from advisor.policies.plan import Plan, Volume
 from advisor.policies.registry import eviction_of
-from advisor.policies.rules.noting import placed_columns
 from advisor.policies.state import PolicyState, SavedPolicies
 from advisor.policies.tiering import plan_moves
 from advisor.shadow_index import SavedIndex, ShadowIndex
-from advisor.shadow_tally import LOW_64, SavedTally, Tally, tag_of, tags_of
+from advisor.shadow_tally import SavedTally, Tally, tag_of
+from advisor.shadow_touches import Touches, placed_on, records_of, saved_s_of
 from advisor.turnstile import Turnstile
-from event_plane.schema import RECORD_DTYPE, EventType, Namespace, RecordFlag, Records
+from event_plane.schema import EventType, Namespace, RecordFlag, Records
 
 Array = npt.NDArray[Any]
 
-LIVE = "live"
-"""The name of the policy that moves."""
-SHADOWS_MAX = 4
 BLOCKS_MAX = 1 << 20
 FORGOTTEN_AT_ONCE = 4_096
 """Blocks of the slowest volume that make room for others, those used longest ago."""
@@ -53,78 +45,6 @@ class ShadowTerms(msgspec.Struct, frozen=True):
     name: str
     limits: Limits
     blocks_max: int = BLOCKS_MAX
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """What a comparison is of. Another one begins anew."""
-
-    policy_version: str
-    live: Limits
-    shadows: tuple[ShadowTerms, ...]
-
-
-def terms_of(settings: Mapping[str, Any], policy_version: str, live: Limits) -> Terms | None:
-    """Of the settings' `shadow`; None where there is no shadow."""
-    shadows = tuple(
-        ShadowTerms(str(each["name"]), msgspec.convert(each["policy"], Limits, strict=False), int(each["blocks_max"]))
-        for each in settings.get("shadow", ())
-    )
-    return Terms(policy_version, live, shadows) if shadows else None
-
-
-class Touches:
-    """Blocks that were used since the last tick, a row each; `rows` are the index's. The caller holds its lock."""
-
-    def __init__(
-        self, index: ArrayIndex, volumes: Sequence[Volume], rows: Array, book: HeatBook, since_us: int
-    ) -> None:
-        blocks, placements = index.tables.blocks, index.tables.placements
-        self.rows = rows
-        self.tags = tags_of(index, rows)
-        self.touches = blocks["touches"][rows].astype(np.int64)
-        self.uses = _uses(blocks[rows], self.touches, book, book.of(index, rows), since_us)
-        self.sizes = placements["block_bytes"][blocks["placed"][rows]].astype(np.int64)
-        self.held = placed_on(index, rows, volumes)
-
-
-def _uses(blocks: Array, touches: Array, book: HeatBook, slots: Array, since_us: int) -> Array:
-    """How often since the last tick: what the live planner has noted less; without a note all of a block that was first
-    used since then, and once otherwise.
-    """
-    first_ms = (blocks["marks"].astype(np.int64) & FIRST_HIGH) << 32 | blocks["first_touch"].astype(np.int64)
-    noted = np.where(slots >= 0, book.notes["touches"][slots].astype(np.int64), touches - 1)
-    noted = np.where((noted > touches) | (first_ms >= since_us // 1000), 0, noted)
-    uses: Array = np.maximum(touches - noted, 1)
-    return uses
-
-
-def placed_on(index: ArrayIndex, rows: Array, volumes: Sequence[Volume]) -> Array:
-    """Which volume holds which block: bool (volumes, rows)."""
-    held = np.zeros((len(volumes), len(rows)), np.bool_)
-    uses, sizes = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-    for rank, volume in enumerate(volumes):
-        placed_columns(index.tables.blocks, index.tables.placements, rows, volume.place, uses, sizes)
-        held[rank] = uses >= 0
-    return held
-
-
-def records_of(index: ArrayIndex, rows: Array) -> tuple[Records, list[int]]:
-    """Blocks as events without type and place, and the namespaces that they name."""
-    blocks, realms = index.tables.blocks, index.tables.realms
-    found = blocks[rows]
-    numbers, place = np.unique(found["realm"], return_inverse=True)
-    namespaces, named = np.unique(realms["namespace_id"][numbers], return_inverse=True)
-    records = np.zeros(len(rows), RECORD_DTYPE)
-    records["namespace"] = named[place]
-    records["group"] = realms["group"][numbers][place]
-    for name in ("depth", "block_tokens"):
-        records[name] = found[name]
-    records["sequence_hash_lo"], records["sequence_hash_hi"] = found["hash_lo"], found["hash_hi"]
-    below = found["parent"] >= 0
-    parents = blocks[found["parent"][below]]
-    records["parent_hash_lo"][below], records["parent_hash_hi"][below] = parents["hash_lo"], parents["hash_hi"]
-    records["block_size"] = index.tables.placements["block_bytes"][found["placed"]]
-    return records, namespaces.tolist()
 
 
 class SavedShadow(msgspec.Struct, array_like=True):
@@ -311,131 +231,3 @@ def count_move(
         tally.came(tag, now_us)
     if kind in FREES_SOURCE and ranks.get(source) == 0:
         tally.left(tag, now_us)
-
-
-def saved_s_of(volumes: Sequence[Volume], touches: Touches, held: Array) -> float | None:
-    """Seconds that readers saved against reading from the slowest volume; None where a rate is not known."""
-    fastest, total_s = held.argmax(axis=0), 0.0
-    for rank, volume in enumerate(volumes[:-1]):
-        here = held.any(axis=0) & (fastest == rank)
-        gain_s = saved_s(int((touches.uses * touches.sizes)[here].sum()), volumes[-1], volume)
-        if gain_s is None:
-            return None
-        total_s += gain_s
-    return total_s
-
-
-class SavedComparison(msgspec.Struct, array_like=True):
-    """`Comparison` in a checkpoint."""
-
-    terms: Terms
-    began_us: int
-    note: str
-    ranks: dict[str, int]
-    live: SavedTally
-    shadows: list[SavedShadow]
-
-
-class Comparison:
-    """The live policy and its shadows on one stream. Owned by the fold, changed by its entries alone."""
-
-    def __init__(self, terms: Terms, lock: Turnstile, note: str = "") -> None:
-        self.terms = terms
-        self.note = note
-        """Why it began anew; empty where it is the first."""
-        self.began_us = 0
-        """At its first tick; 0 before."""
-        self.live = Tally()
-        self.shadows = [Shadow(each, lock) for each in terms.shadows]
-        self._ranks: dict[str, int] = {}
-        """Of volumes as of the last tick, the fastest 0."""
-
-    @classmethod
-    def restored(cls, saved: SavedComparison, lock: Turnstile) -> Comparison:
-        """From `saved`. Raises `ValueError` for bytes that are none."""
-        comparison = cls(msgspec.structs.replace(saved.terms, shadows=()), lock, saved.note)
-        comparison.terms = saved.terms
-        comparison.began_us, comparison._ranks = saved.began_us, dict(saved.ranks)
-        comparison.live = Tally(saved.live)
-        comparison.shadows = [
-            Shadow(terms, lock, each) for terms, each in zip(saved.terms.shadows, saved.shadows, strict=True)
-        ]
-        return comparison
-
-    def saved(self) -> SavedComparison:
-        shadows = [shadow.saved() for shadow in self.shadows]
-        return SavedComparison(self.terms, self.began_us, self.note, self._ranks, self.live.saved(), shadows)
-
-    def put(
-        self,
-        volumes: Sequence[Volume],
-        owned: Collection[str],
-        namespace_ids: Sequence[int],
-        locations: Sequence[str],
-        records: Records,
-        moves: MoveTable,
-        now_us: int,
-    ) -> None:
-        """Events of the agent that owns the volumes `owned`: a Store there is a client's put, but for what moves make.
-
-        `volumes` are all that are registered, fastest first.
-        """
-        ranks = {volume.volume_id: rank for rank, volume in enumerate(volumes)}
-        rank_of = np.array([ranks[name] if name in owned else -1 for name in locations], np.int64)
-        stores = records[(records["event_type"] == EventType.STORE) & (records["storage_location"] < len(locations))]
-        targets = rank_of[stores["storage_location"]]
-        arriving = {
-            (ranks.get(move.target, -1), move.key.sequence_hash & LOW_64)
-            for move in [*moves.open.values(), *moves.finished]
-            if move.kind in COPIES
-        }
-        pairs = zip(targets.tolist(), stores["sequence_hash_lo"].tolist(), strict=True)
-        puts = np.array([rank >= 0 and (rank, low) not in arriving for rank, low in pairs], np.bool_)
-        if not puts.any():
-            return
-        for shadow in self.shadows:
-            shadow.settle(volumes)
-            shadow.put(stores[puts], namespace_ids, targets[puts], now_us)
-
-    def moved(self, move: Move, now_us: int) -> None:
-        """A live move ended."""
-        if move.state is not MoveState.ABORTED:
-            count_move(
-                self.live, move.kind, move.source, move.target, tag_of(move.key), move.block_bytes, now_us, self._ranks
-            )
-
-    def tick(
-        self,
-        index: ArrayIndex,
-        volumes: Sequence[Volume],
-        touched: Sequence[int],
-        book: HeatBook,
-        since_us: int,
-        now_us: int,
-        paused: frozenset[str],
-        namespaces: Mapping[int, Namespace],
-    ) -> None:
-        """Count and plan, before the live plan. `touched`: rows used since `since_us`, the tick before, in order.
-
-        `volumes` are all that are registered, fastest first.
-        """
-        self.began_us = self.began_us or now_us
-        self._ranks = {volume.volume_id: rank for rank, volume in enumerate(volumes)}
-        if volumes:
-            with index.lock:
-                touches = Touches(index, volumes, np.array(touched, np.int32), book, since_us)
-                saving_s = saved_s_of(volumes, touches, touches.held)
-                self.live.used(touches.tags, touches.uses, touches.sizes, touches.held[0], saving_s)
-                for shadow in self.shadows:
-                    shadow.settle(volumes)
-                    shadow.tick(index, volumes, touches, since_us, now_us, paused, namespaces)
-        self.live.mark(now_us)
-
-    def described(self) -> list[Any]:
-        """For a digest: all but the shadows' indexes."""
-        rows: list[Any] = [msgspec.to_builtins(self.terms), self.began_us, self.note, sorted(self._ranks.items())]
-        rows.append(msgspec.to_builtins(self.live.saved()))
-        for shadow in self.shadows:
-            rows.append([shadow.name, shadow.left_out, msgspec.to_builtins(shadow.tally.saved())])
-            rows += shadow.state.described(shadow.index)
-        return rows
