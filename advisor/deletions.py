@@ -20,8 +20,8 @@ from advisor.moves import Move, MoveState
 OPEN_MAX = 64
 """Open deletions. More are refused until one is done."""
 FINISHED_KEPT_MAX = 256
-REFUSED_MAX = 4_096
-"""Tenants refused at once."""
+REFUSED_MAX = 1_024
+"""Tenants refused at once: as many as an agent keeps."""
 
 
 class DeletionState(StrEnum):

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from event_plane.schema import Namespace
 from event_plane.transport import Publisher
 from storage_agent import gpu_direct
 from storage_agent.absent_volume import AbsentVolume
@@ -37,6 +38,7 @@ from storage_agent.port import (
     VolumeStat,
 )
 from storage_agent.shards import Shard
+from storage_agent.tenant_refusals import TenantRefusals
 from storage_agent.term_fence import TermFence
 from storage_agent.volume import Volume
 from storage_agent.volume_shelf import VolumeShelf
@@ -67,8 +69,8 @@ class StorageAgent:
     ) -> None:
         """Volumes lie inside `allowed_roots` or on `endpoints`, nowhere else.
 
-        The newest term is kept in `state_folder`; without one it is forgotten at the end. Raises `TermError` where
-        what lies there cannot be read.
+        The newest term and the refused tenants are kept in `state_folder`; without one they are forgotten at the end.
+        Raises `TermError` and `RefusalError` where what lies there cannot be read.
 
         Degraded volumes are looked for so often, and opened anew; each waits longer after each time.
         """
@@ -77,6 +79,8 @@ class StorageAgent:
         self._allowed_roots = tuple(allowed_roots)
         self._announcer = Announcer(name, publisher)
         self._terms = TermFence(name, state_folder)
+        self._refusals = TenantRefusals(name, state_folder)
+        self._refusing = threading.Lock()
         self._block_commands = CommandLane[CommandOutcome]()
         self._scrubs = CommandLane[ScrubReport]()
         self._compactions = CommandLane[CompactReport]()
@@ -192,6 +196,7 @@ class StorageAgent:
                 epoch=self._announcer.epoch,
                 volumes=[volume.stat() for volume in self._announced(volumes)],
                 gpu_direct=gpu_direct.said(),
+                refused_tenants=self._refusals.tenants,
                 views=[volume.stat() for volume in volumes if self._announcer.is_silent(volume.descriptor.id)],
             )
 
@@ -216,7 +221,22 @@ class StorageAgent:
         with self._shelf.use(volume) as target:
             if target is None:
                 return self._all_failed([block.key for block in blocks], volume)
-            return put_blocks(target, blocks)
+            if not self._refusals:
+                return put_blocks(target, blocks)
+            refused = {
+                number: outcome
+                for number, block in enumerate(blocks)
+                if (outcome := self.refusal(block.key, block.namespace, volume)) is not None
+            }
+            taken = [number for number in range(len(blocks)) if number not in refused]
+            stored = put_blocks(target, [blocks[number] for number in taken])
+            refused |= dict(zip(taken, stored, strict=True))
+            return [refused[number] for number in range(len(blocks))]
+
+    def refusal(self, key: BlockKey, namespace: Namespace, volume: str) -> Outcome | None:
+        """Why a block is not taken because of whose it is; None where it is."""
+        reason = self._refusals.reason(namespace.tenant)
+        return Outcome(key, Result.FAILED, volume, reason=reason) if reason else None
 
     def get(
         self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], wanted: Shard | None = None
@@ -328,6 +348,12 @@ class StorageAgent:
 
         self._terms.require(term)
         return self._compactions.run(command_id, carry_out)
+
+    def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None:
+        """See `AgentPort.refuse_tenants`. What is under way is not stopped."""
+        with self._refusing:  # an older advisor's list never takes the place of a newer one's
+            self._terms.require(term)
+            self._refusals.replace(tenants)
 
     def _answer(self, command_id: str, term: int, run: Callable[[], list[Outcome]]) -> CommandOutcome:
         def carry_out() -> CommandOutcome:

@@ -91,6 +91,10 @@ class AsyncAgentClient:
         """See `AgentPort.compact`."""
         return await self._long.run(partial(self._agent.compact, command_id, volume, keys, term=term))
 
+    async def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None:
+        """See `AgentPort.refuse_tenants`."""
+        await self._commands.run(partial(self._agent.refuse_tenants, tenants, term=term))
+
     async def close(self) -> None:
         """Refuse what waits and what comes by `CommandRefused`, wait for what has begun. Idempotent."""
         await asyncio.gather(*(lane.close() for lane in self._lanes))

@@ -172,6 +172,10 @@ class ClientStorage:
         """See `AgentPort.compact`."""
         return self._commands.compact(command_id, volume, keys, term=term)
 
+    def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None:
+        """See `AgentPort.refuse_tenants`."""
+        self._commands.refuse_tenants(tenants, term=term)
+
     # What the owner alone does
 
     def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:

@@ -17,6 +17,7 @@ from storage_agent.command_wire import (
     DeleteRequest,
     MoveRequest,
     RefusedReply,
+    RefuseRequest,
     Reply,
     Request,
     ScrubReply,
@@ -27,7 +28,7 @@ from storage_agent.command_wire import (
     encode,
     outcome_to_wire,
 )
-from storage_agent.data_wire import BorrowRequest, OfferRequest
+from storage_agent.data_wire import BorrowRequest, DoneReply, OfferRequest
 from storage_agent.errors import CommandRefused, StaleTerm, StorageAgentError
 from storage_agent.port import AgentPort
 
@@ -65,7 +66,7 @@ class CommandDesk:
             answer(encode(RefusedReply(str(error))))
             return
         match request:
-            case StatRequest():
+            case StatRequest() | RefuseRequest():
                 self._looks.put(request, answer)
             case ScrubRequest() | CompactRequest():
                 self._long.put(request, answer)
@@ -99,6 +100,9 @@ class CommandDesk:
                     return ScrubReply(agent.scrub(command_id, volume, term=term))
                 case CompactRequest(command_id, volume, term, keys):
                     return CompactReply(agent.compact(command_id, volume, keys_from_wire(keys), term=term))
+                case RefuseRequest(tenants, term):
+                    agent.refuse_tenants(tenants, term=term)
+                    return DoneReply()
                 case StatRequest():
                     return StatReply(agent.stat())
                 case _:

@@ -197,6 +197,8 @@ class AgentStat(msgspec.Struct, frozen=True):
     views: list[VolumeStat] = []
     gpu_direct: str = ""
     """The backend of NIXL's that was proven to move a GPU's memory to files here, or why there is none."""
+    refused_tenants: list[str] = []
+    """Whose blocks it does not take, in order."""
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):
@@ -246,6 +248,12 @@ class AgentPort(Protocol):
 
         A block whose parent is not the one before it begins a chain of its own. What is not there, or lies well
         already, is left alone, so doing it again does no harm.
+        """
+
+    def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None:
+        """Take no blocks of these tenants from now on, and again of all others: a put of theirs is `failed`.
+
+        Kept over restarts where the agent has a folder for it. Raises `CommandRefused`.
         """
 
 
@@ -305,6 +313,8 @@ class AsyncAgentPort(Protocol):
     async def compact(
         self, command_id: str, volume: str, keys: Sequence[BlockKey] = (), *, term: int = 0
     ) -> CompactReport: ...
+
+    async def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None: ...
 
 
 class AsyncStoragePort(AsyncAgentPort, Protocol):
