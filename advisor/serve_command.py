@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from advisor.actions import ServiceActions
 from advisor.api.app import create_app
 from advisor.api.server import AdminServer, open_socket
 from advisor.exposition import render_metrics
@@ -37,7 +38,7 @@ def serve(
         # Whoever reads the address below is answered, if only when the server runs.
         listener.listen()
         reader = ServiceReader(service)
-        app = create_app(reader, metrics=lambda: render_metrics(service, reader))
+        app = create_app(reader, metrics=lambda: render_metrics(service, reader), actions=ServiceActions(service))
         asyncio.run(_serve(service, _Server(app, listener)))
         if service.failure is not None:
             raise service.failure
