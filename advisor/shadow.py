@@ -1,7 +1,7 @@
 """One policy that moves nothing: a planner over an index of its own. Pure.
 
-A shadow holds blocks under the real ones' keys, and the planner plans over them as over the real index; its moves happen
-at once, there. It learns of blocks that a client puts on a volume as they come, and of uses at each tick.
+A shadow holds blocks under the real ones' keys, and the planner plans over them as over the real index; its moves
+happen at once, there. It learns of blocks that a client puts on a volume as they come, and of uses at each tick.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ class Shadow:
 
     def saved(self) -> SavedShadow:
         return SavedShadow(self.index.saved(), self.state.saved(), self.tally.saved(), self.left_out)
+
+    def memory_bytes(self) -> int:
+        """Of its blocks and notes."""
+        return self.index.memory_bytes() + self.state.book.notes.nbytes
 
     # -- volumes
 
