@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from storage_agent.port import Fragmentation
+
 
 class EntryKind(StrEnum):
     BATCH = "batch"
@@ -59,6 +61,24 @@ class DeletionStep(msgspec.Struct, frozen=True, tag="deletion"):
     outcome: OutcomeBatch | None = None
 
 
+class CompactionStep(msgspec.Struct, frozen=True, tag="compaction"):
+    """A compaction takes `trigger` (see `advisor.compactions.TRANSITIONS`). Logged before the next command is sent.
+
+    Of `advance`, what the command came to, and the volume's figures after it.
+    """
+
+    compaction: str
+    trigger: str
+    reason: str = ""
+    moved_blocks: int = 0
+    moved_bytes: int = 0
+    freed_bytes: int = 0
+    extents_before: int = 0
+    extents_after: int = 0
+    seconds: float = 0.0
+    fragmentation: Fragmentation | None = None
+
+
 class SettingsEntry(msgspec.Struct, frozen=True, tag="settings"):
     """The settings that the fold reads, whole, with the version of the policies they were made for."""
 
@@ -95,6 +115,13 @@ class OperatorEntry(msgspec.Struct, frozen=True, tag="operator"):
     prefix: str = ""
 
 
+class LayoutEntry(msgspec.Struct, frozen=True, tag="layout"):
+    """How the blocks of a volume lie, as its agent says."""
+
+    volume: str
+    fragmentation: Fragmentation
+
+
 class Measurement(msgspec.Struct, frozen=True, tag="measurement"):
     """What a transfer took: bytes and seconds of one operation (`read`, `write`, `copy`) on a volume."""
 
@@ -104,7 +131,17 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement"):
     seconds: float
 
 
-Control = Tick | MoveStep | DeletionStep | SettingsEntry | VolumeEntry | OperatorEntry | Measurement
+Control = (
+    Tick
+    | MoveStep
+    | DeletionStep
+    | CompactionStep
+    | SettingsEntry
+    | VolumeEntry
+    | OperatorEntry
+    | LayoutEntry
+    | Measurement
+)
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
@@ -127,9 +164,11 @@ _KINDS: dict[type, EntryKind] = {
     Tick: EntryKind.TICK,
     MoveStep: EntryKind.MOVE,
     DeletionStep: EntryKind.MOVE,
+    CompactionStep: EntryKind.MOVE,
     SettingsEntry: EntryKind.SETTINGS,
     VolumeEntry: EntryKind.VOLUME,
     OperatorEntry: EntryKind.OPERATOR,
+    LayoutEntry: EntryKind.MEASUREMENT,
     Measurement: EntryKind.MEASUREMENT,
 }
 

@@ -15,10 +15,22 @@ from typing import Any
 
 import msgspec
 
+from advisor.compactions import (
+    Compaction,
+    CompactionState,
+    CompactionTable,
+    IllegalCompactionStep,
+    keys_to_save,
+)
+from advisor.deletion_planning import DeletionTick, KeptOut, Standing
+from advisor.deletion_state import save_deletions
+from advisor.deletions import DeletionTable, IllegalDeletion, Scope
 from advisor.entries import (
+    CompactionStep,
     Control,
     DeletionStep,
     EntryKind,
+    LayoutEntry,
     LogEntry,
     Measurement,
     MoveStep,
@@ -28,12 +40,10 @@ from advisor.entries import (
     VolumeEntry,
     decode_control,
 )
-from advisor.deletion_planning import DeletionTick, KeptOut, Standing
-from advisor.deletion_state import save_deletions
-from advisor.deletions import DeletionTable, IllegalDeletion, Scope
 from advisor.index import ArrayIndex, Key, PlaceKey
 from advisor.index.views import Figures
 from advisor.moves import CANCELLED_IN, IllegalMove, Move, MoveKind, MoveState, MoveTable, Trigger
+from advisor.policies.compaction import CompactionProposal, charge, plan_compactions
 from advisor.policies.limits import Limits
 from advisor.policies.plan import Plan, Proposal, Volume
 from advisor.policies.registry import eviction_of
@@ -168,6 +178,7 @@ class Fold:
         self.volumes: dict[str, VolumeState] = {}
         self.moves = MoveTable()
         self.deletions = DeletionTable()
+        self.compactions = CompactionTable()
         self.refusals: deque[RefusalNote] = deque(maxlen=REFUSALS_KEPT_MAX)
         self.refusals_total = 0
         self.limits = Limits()
@@ -208,6 +219,11 @@ class Fold:
                 self._apply_step(control)
             case DeletionStep():
                 self._apply_deletion_step(control)
+            case CompactionStep():
+                self._apply_compaction_step(control)
+            case LayoutEntry():
+                if control.volume in self.volumes:
+                    self.compactions.learn(control.volume, control.fragmentation)
             case SettingsEntry():
                 self._apply_settings(control)
             case VolumeEntry():
@@ -225,7 +241,7 @@ class Fold:
             return Plan()
         touched = self.index.touched_since_drain()
         if self.comparison is not None:
-            volumes, book, out = self._by_speed(), self.policies.book, self._out_of_plans()
+            volumes, book, out = self.volumes_by_speed(), self.policies.book, self._out_of_plans()
             self.comparison.tick(self.index, volumes, touched, book, since_us, self.now_us, out, self.namespaces)
         plan = self._plan(touched, self.now_us, self.policies, orders)
         moves = (
@@ -249,8 +265,31 @@ class Fold:
             self.moves.add(moves)
         self.refusals.extend(RefusalNote(self.now_us, r.key, r.volume, r.reason) for r in plan.refusals)
         self.refusals_total += plan.refused
-        self.plans_digest = _digest([self.plans_digest, position, *_plan_rows(plan)])
+        compactions = self._plan_compactions(position)
+        self.plans_digest = _digest([self.plans_digest, position, *_plan_rows(plan), *_compaction_rows(compactions)])
         return plan
+
+    def _plan_compactions(self, position: int) -> list[CompactionProposal]:
+        volumes = [volume.as_planned() for volume in self.volumes.values()]
+        proposals = plan_compactions(
+            self.index, volumes, self.compactions, self.policies.buckets, self.limits, self.now_us, self._out_of_plans()
+        )
+        for number, proposal in enumerate(proposals):
+            self.compactions.add(
+                Compaction(
+                    compaction_id=f"{position}-compaction-{number}",
+                    volume=proposal.volume,
+                    kind=proposal.kind,
+                    reason=proposal.reason,
+                    planned_us=self.now_us,
+                    changed_us=self.now_us,
+                    before=proposal.before,
+                    keys=keys_to_save(proposal.keys),
+                    blocks=len(proposal.keys),
+                    state=CompactionState.DRY if self.limits.dry_run else CompactionState.PLANNED,
+                )
+            )
+        return proposals
 
     def preview(self, now_us: int) -> Plan:
         """The plan that a tick at `now_us` would make. Changes nothing; copies what the policies remember."""
@@ -337,6 +376,28 @@ class Fold:
         except IllegalDeletion:
             self.skipped["illegal deletion step"] += 1
 
+    def _apply_compaction_step(self, step: CompactionStep) -> None:
+        try:
+            compaction = self.compactions.step(step, self.now_us)
+        except (IllegalCompactionStep, ValueError):
+            # Cancelled, or its volume lost, while the step was on its way into the log: no fault.
+            if not self.compactions.was_aborted(step.compaction):
+                self.skipped["illegal compaction step"] += 1
+            return
+        volume = self.volumes.get(compaction.volume)
+        written_bytes = max(step.moved_bytes, step.freed_bytes)
+        if volume is not None and written_bytes:
+            charge(self.policies.buckets, volume.as_planned(), self.limits, written_bytes, self.now_us)
+
+    def _abort_compactions(self, why: str, volume: str = "", compaction_id: str = "") -> None:
+        """Of one volume, of one id, or all that are open."""
+        wanted = [
+            each
+            for each in self.compactions.open.values()
+            if volume in ("", each.volume) and compaction_id in ("", each.compaction_id)
+        ]
+        self.compactions.abort(why, self.now_us, wanted)
+
     def _apply_settings(self, entry: SettingsEntry) -> None:
         before = self._index_order()
         self.settings = entry.settings
@@ -344,6 +405,8 @@ class Fold:
         self.limits = msgspec.convert(entry.settings.get("policy", {}), Limits, strict=False)
         if self.limits.dry_run:
             self._abort("dry run", [move for move in self.moves.open.values() if move.state is MoveState.PLANNED])
+        if self.limits.dry_run or not self.limits.compaction:
+            self._abort_compactions("dry run" if self.limits.dry_run else "compaction was switched off")
         self._compare()
         if self._index_order() != before:
             for volume in self.volumes.values():
@@ -358,7 +421,8 @@ class Fold:
             note = "" if before is None else "begun anew: the settings of a shadow or of the live policy changed"
             self.comparison = Comparison(terms, self.index.lock, note)
 
-    def _by_speed(self) -> list[Volume]:
+    def volumes_by_speed(self) -> list[Volume]:
+        """Registered volumes as planned for, fastest first."""
         return sorted((volume.as_planned() for volume in self.volumes.values()), key=lambda volume: volume.order)
 
     def _index_order(self) -> str:
@@ -370,6 +434,7 @@ class Fold:
         if not entry.registered or entry.away:
             self.deletions.lose(volume_id)
             why = entry.away or f"{volume_id} was unregistered"
+            self._abort_compactions(why, volume_id)
             self._abort(why, [move for move in self.moves.open.values() if volume_id in (move.source, move.target)])
         known = self.volumes.get(volume_id)
         if known is not None and entry.registered and (known.descriptor, known.producer) == (
@@ -382,6 +447,7 @@ class Fold:
             self.index.set_volume(known.place, False)
             self.index.set_order(known.place, "lru")
         if not entry.registered:
+            self.compactions.forget(volume_id)
             return
         place = self.index.place(PlaceKey(entry.producer, int(entry.descriptor["tier"]), volume_id))
         self.index.set_volume(place, True)
@@ -413,6 +479,7 @@ class Fold:
         elif entry.action == "cancel":
             wanted = [move for move in self.moves.open.values() if entry.move in ("", move.move_id)]
             self._abort(f"cancelled by {entry.actor}", [move for move in wanted if move.state in CANCELLED_IN])
+            self._abort_compactions(f"cancelled by {entry.actor}", compaction_id=entry.move)
         elif entry.action in ("delete", "abandon", "enable"):
             try:
                 self._apply_deletion_order(entry)
@@ -535,9 +602,8 @@ class Fold:
             return
         owned = {v.volume_id for v in self.volumes.values() if v.producer == batch.producer}
         if owned:
-            self.comparison.put(
-                self._by_speed(), owned, batch.namespace_ids, batch.locations, batch.records, self.moves, self.now_us
-            )
+            volumes, tables = self.volumes_by_speed(), (batch.namespace_ids, batch.locations)
+            self.comparison.put(volumes, owned, *tables, batch.records, self.moves, self.now_us)
 
     def apply_records(
         self, producer_id: int, namespace_ids: Sequence[int], locations: Sequence[str], records: Records
@@ -597,6 +663,7 @@ class Fold:
                 rows += self.comparison.described()
                 rows += [each for shadow in self.comparison.shadows for each in _described(shadow.index)]
         rows.append(msgspec.msgpack.encode(save_deletions(self.deletions)))
+        rows += self.compactions.described()
         rows += [
             [move.move_id, move.kind, move.state, move.source, move.target, move.reason, move.note]
             for move in [*self.moves.open.values(), *self.moves.finished, *self.moves.dry]
@@ -638,6 +705,12 @@ def _plan_rows(plan: Plan) -> list[Any]:
         *([p.kind, f"{p.block.key.sequence_hash:x}", p.source, p.target, p.reason] for p in plan.proposals),
         *([f"{r.key.sequence_hash:x}", r.volume, r.reason] for r in plan.refusals),
         plan.refused,
+    ]
+
+
+def _compaction_rows(proposals: Sequence[CompactionProposal]) -> list[Any]:
+    return [
+        [p.kind, p.volume, p.reason, [f"{key.sequence_hash:x}" for key in p.keys]] for p in proposals
     ]
 
 

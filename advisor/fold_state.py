@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from advisor.compactions import SavedCompactions
 from advisor.deletion_state import SavedDeletions, restore_deletions, save_deletions
 from advisor.deletions import IllegalDeletion
 from advisor.fold import Fold, ProducerState, RefusalNote, VolumeState
@@ -121,6 +122,7 @@ class _State(msgspec.Struct):
     moves_dry: list[_Move] = []
     moves_dry_total: int = 0
     deletions: SavedDeletions = msgspec.field(default_factory=SavedDeletions)
+    compactions: SavedCompactions = msgspec.field(default_factory=SavedCompactions)
 
 
 def export_state(fold: Fold) -> bytes:
@@ -167,6 +169,7 @@ def export_state(fold: Fold) -> bytes:
             moves_dry=[_from_move(move) for move in moves.dry],
             moves_dry_total=moves.dry_total,
             deletions=save_deletions(fold.deletions),
+            compactions=fold.compactions.saved(),
         )
     )  # fmt: skip
 
@@ -220,6 +223,7 @@ def restore_state(fold: Fold, state: bytes) -> None:
         raise StateError(f"what the policies remember cannot be read: {fault}") from fault
     try:
         restore_deletions(fold.deletions, saved.deletions)
+        fold.compactions.restore(saved.compactions)
     except (ValueError, IllegalDeletion) as fault:
         raise StateError(f"the deletions cannot be read: {fault}") from fault
     fold.moves.add(_to_move(move) for move in saved.moves_open)
