@@ -22,6 +22,8 @@ import structlog
 
 from advisor.checkpoint import cut_without_checkpoint, load_newest
 from advisor.checkpointer import Checkpointer
+from advisor.compaction_runner import CompactionRunner
+from advisor.deletion_prover import DeletionProver
 from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntry, Tick, control_entry
 from advisor.errors import AdvisorError, LogError
 from advisor.fold import Fold
@@ -47,6 +49,7 @@ from advisor.turnstile import Turnstile
 from event_plane.connect import open_subscriber
 from event_plane.schema import Namespace
 from event_plane.transport import Subscriber
+from storage_agent.client import AgentClient
 from storage_agent.port import AgentPort
 
 SAMPLES_KEPT_MAX = 3_600
@@ -88,6 +91,7 @@ class AdvisorService:
         self._movers = dict(movers or {})
         self._log: EventLog | None = None
         self._opened: list[MoverPort] = []
+        self._clients: list[AgentClient] = []
         self._threads: list[threading.Thread] = []
         self.checkpointer: Checkpointer | None = None
         self.retention: Retention | None = None
@@ -135,8 +139,9 @@ class AdvisorService:
             committed=self.metrics.commit_seconds.observe,
             probe_interval_s={source.name: source.probe_interval_s for source in self.settings.sources},
         )
-        self._mover = Mover(
-            self._open_movers(),
+        movers = self._open_movers()
+        self._mover = mover = Mover(
+            movers,
             self.fold,
             self.lock,
             self.submit,
@@ -156,6 +161,17 @@ class AdvisorService:
             ended=self._log_thread.ended,
             fail=self._fail,
             applied=self._mover.wake,
+        )
+        prover = DeletionProver(
+            movers,
+            self.fold,
+            self.lock,
+            self.submit,
+            unreachable=lambda: mover.unreachable,
+            stopping=self.stopping,
+            fail=self._fail,
+            interval_s=self.settings.tick_interval_s,
+            term=self.term,
         )
         pulse = threading.Thread(target=self._pulse, name="kvadvisor-pulse", daemon=True)
         self.checkpointer = Checkpointer(
@@ -177,7 +193,9 @@ class AdvisorService:
             stopping=self.stopping,
             fail=self._fail,
         )
-        self._threads = [fold_thread, self._log_thread, pulse, self._mover, self.checkpointer, self.retention]
+        runners = self._compaction_runners()
+        self._threads = [fold_thread, self._log_thread, pulse, self._mover, self.checkpointer, self.retention, *runners]
+        self._threads += prover.threads()
         for thread in self._threads:
             thread.start()
 
@@ -192,6 +210,29 @@ class AdvisorService:
                     self._opened.append(open_mover(each))
                     movers[each.name] = self._opened[-1]
         return movers | dict(self._movers)
+
+    def _compaction_runners(self) -> list[CompactionRunner]:
+        """One for each agent, unless its moves are carried out by another hand; over a connection of its own."""
+        agents: dict[str, AgentPort] = dict(self._agents or {})
+        if self._agents is None:
+            for each in self.settings.agents:
+                self._clients.append(AgentClient(each.command_url, each.timeout_s, each.credentials))
+                agents[each.name] = self._clients[-1]
+        return [
+            CompactionRunner(
+                name,
+                agent,
+                self.fold,
+                self.lock,
+                self.submit,
+                stopping=self.stopping,
+                fail=self._fail,
+                tick_interval_s=self.settings.tick_interval_s,
+                term=self.term,
+            )
+            for name, agent in agents.items()
+            if name not in self._movers
+        ]
 
     def _fold_log(self, log: EventLog, intake: Intake) -> None:
         first, last = log.first_position(), log.last_position()
@@ -238,6 +279,9 @@ class AdvisorService:
         for mover in self._opened:
             mover.close()
         self._opened = []
+        for client in self._clients:
+            client.close()
+        self._clients = []
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(STOP_WAIT_S)
