@@ -251,16 +251,15 @@ class DeletionTick:
         epoch, sequence = self._cursors.get(answer.producer, (answer.epoch, -1))
         if epoch != answer.epoch:
             sweep.ask()
-        elif sequence < answer.sequence:
-            sweep.note = f"its agent answered; the events up to its batch {answer.sequence} are not here yet"
         return epoch == answer.epoch and sequence >= answer.sequence
 
     def _pass_on(self, deletion: Deletion, sweep: Sweep, standing: Standing) -> None:
         """The wave is proven gone: the next one. After the last, a tenant's sweep looks behind itself too."""
-        was_last = not sweep.keys
-        if was_last and deletion.scope.tenant:
+        if self._take_wave(deletion, sweep, standing):
+            return
+        if deletion.scope.tenant:
             sweep.cursor = None
-        if not self._take_wave(deletion, sweep, standing) and was_last:
+        if not self._take_wave(deletion, sweep, standing):
             sweep.is_clear = True
 
     def _take_wave(self, deletion: Deletion, sweep: Sweep, standing: Standing) -> bool:
@@ -310,9 +309,9 @@ class DeletionTick:
         if deletion.sweeps and not unclear:
             self._finish(deletion)
             return
-        if all(sweep.reason for sweep in unclear):
+        if all(sweep.reason or sweep.note for sweep in unclear):
             wanted, trigger = DeletionState.WAITING, DeletionTrigger.WAIT
-        elif any(sweep.pending and not sweep.reason for sweep in unclear):
+        elif any(sweep.pending for sweep in unclear):
             wanted, trigger = DeletionState.DELETING, DeletionTrigger.BEGIN
         else:
             wanted, trigger = DeletionState.PROVING, DeletionTrigger.PROVE

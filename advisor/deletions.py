@@ -288,14 +288,17 @@ class DeletionTable:
             sweep.note = move.note
 
     def answered(self, step: DeletionStep) -> None:
-        """An agent was asked. Raises `IllegalDeletion` where it was not to be: for another wave than the open one."""
+        """An agent was asked, or cannot be. Raises `IllegalDeletion` for another wave than the one that is open."""
         deletion = self.open.get(step.deletion)
         sweep = deletion.sweeps.get(step.volume) if deletion is not None else None
-        if deletion is None or sweep is None or not sweep.is_asking or sweep.wave != step.wave:
-            raise IllegalDeletion(f"deletion {step.deletion!r} does not ask {step.volume!r} for its wave {step.wave}")
-        sweep.note = step.reason
+        if deletion is None or sweep is None or sweep.is_clear or sweep.wave != step.wave:
+            raise IllegalDeletion(f"deletion {step.deletion!r} has no wave {step.wave} open on {step.volume!r}")
         if step.reason:
+            sweep.note = step.reason
             return
+        if not sweep.is_asking or sweep.answer is not None:
+            raise IllegalDeletion(f"deletion {step.deletion!r} does not ask {step.volume!r} now")
+        sweep.note = ""
         if step.missing == step.asked == len(sweep.keys) and step.outcome is not None:
             sweep.asked += step.asked
             sweep.answer = step.outcome

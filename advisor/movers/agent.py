@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from advisor.movers.port import MoveCommand, Phase
@@ -25,6 +25,10 @@ class AgentMover:
     def carry_out(self, command: MoveCommand) -> CommandOutcome:
         """See `MoverPort.carry_out`."""
         return ask_agent(self._agent, command)
+
+    def refuse_tenants(self, tenants: Sequence[str], *, term: int) -> None:
+        """See `storage_agent.port.AgentPort.refuse_tenants`."""
+        self._agent.refuse_tenants(tenants, term=term)
 
     def close(self) -> None:
         """Nothing."""
@@ -52,6 +56,11 @@ class ClientMover:
         """See `MoverPort.carry_out`."""
         with self._client() as client:
             return ask_agent(client, command)
+
+    def refuse_tenants(self, tenants: Sequence[str], *, term: int) -> None:
+        """See `storage_agent.port.AgentPort.refuse_tenants`."""
+        with self._client() as client:
+            client.refuse_tenants(tenants, term=term)
 
     def close(self) -> None:
         """See `MoverPort.close`."""
