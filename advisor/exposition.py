@@ -30,6 +30,7 @@ def render_metrics(service: AdvisorService, reader: ServiceReader) -> bytes:
     producers = reader.producers()
     names = {int(each.id, 16): each.name for each in producers}
     metrics.show(reader.summary(), reader.volumes(), producers)
+    metrics.show_policies(reader.comparison())
     with service.lock:
         moves = {(str(kind), str(state)): float(n) for (kind, state), n in service.fold.moves.counts.items()}
     metrics.moves.replace(moves)

@@ -84,6 +84,7 @@ def _figures(counts: Counts) -> PolicyFigures:
         moves=counts.moves,
         moved_bytes=counts.moved_bytes,
         promoted=counts.came,
+        promoted_used=counts.hit,
         precision=_share(counts.hit, counts.came),
         bounced=counts.bounced,
         ping_pong=_share(counts.bounced, counts.came),

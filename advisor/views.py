@@ -325,11 +325,14 @@ class PolicyFigures(View):
     moved_bytes: int
     promoted: int
     """Moves to the fastest volume."""
+    promoted_used: int
+    """Of those, whose block was used before it left."""
     precision: float | None
-    """Of those, whose block was used before it left; None before the first."""
+    """Their share; None before the first."""
     bounced: int
-    """Of those, whose block had left it less than 10 minutes before."""
+    """Moves to the fastest volume of a block that had left it less than 10 minutes before."""
     ping_pong: float | None
+    """Their share."""
 
 
 class ComparedPolicy(View):

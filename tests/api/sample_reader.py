@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from advisor.settings import PolicySettings
 from advisor.views import (
     BlockPage,
     BlockView,
     Check,
+    ComparedPolicy,
+    ComparisonView,
     EventsPage,
     EventView,
     LoadAdviceView,
@@ -17,6 +20,8 @@ from advisor.views import (
     MoveView,
     OriginView,
     PlacementView,
+    PoliciesView,
+    PolicyFigures,
     ProducerView,
     RefusalView,
     Sample,
@@ -169,6 +174,38 @@ def _events() -> list[EventView]:
     ]
 
 
+def _compared(name: str, admission: str, share: float, moves: int) -> ComparedPolicy:
+    """An hour in 180 steps, after five hours."""
+
+    def figures(hours: int) -> PolicyFigures:
+        uses, promoted = 180_000 * hours, moves * hours // 2
+        found = round(uses * share)
+        return PolicyFigures(
+            uses=uses, used_bytes=uses * BLOCK_BYTES, found=found, found_bytes=found * BLOCK_BYTES, found_share=share,
+            saved_s=found * 0.002, moves=moves * hours, moved_bytes=promoted * BLOCK_BYTES, promoted=promoted,
+            promoted_used=round(promoted * share),
+            precision=share, bounced=promoted // 50, ping_pong=0.02,
+        )
+
+    is_live = name == "live"
+    return ComparedPolicy(
+        name=name, admission=admission, eviction="value", since_start=figures(5), last_hour=figures(1),
+        found_each=[share + 0.05 * math.sin(step / 9) for step in range(180)], fast_blocks=835,
+        known_blocks=0 if is_live else 48_000, left_out=0, memory_bytes=0 if is_live else 32_400_000,
+    )
+
+
+def _comparison() -> ComparisonView:
+    return ComparisonView(
+        began_us=NOW_US - 5 * 3_600_000_000, note="", fastest="nvme-a",
+        times_us=[NOW_US - (179 - step) * 20_000_000 for step in range(180)],
+        policies=[
+            _compared("live", "auto", 0.62, 1_200), _compared("second-touch", "touch-2", 0.66, 900),
+            _compared("calm", "ranked", 0.57, 300),
+        ],
+    )
+
+
 class SampleReader:
     """Every attribute may be replaced at any time; `blocks` pages by number, and its cursor is `after-N`."""
 
@@ -183,6 +220,7 @@ class SampleReader:
             Check(name="log", ok=True, text="writable"), Check(name="fold", ok=True, text="0.4 s behind"),
         ]
         self.event_views = _events()
+        self.comparison_view = _comparison()
         self.summaries_read = 0
 
     @classmethod
@@ -198,6 +236,7 @@ class SampleReader:
         reader.volume_views, reader.block_views, reader.producer_views = [], [], []
         reader.sample_views, reader.event_views = [], []
         reader.moves_view = MovesView(moves=[], refusals=[])
+        reader.comparison_view = ComparisonView(began_us=0, note="", fastest="", times_us=[], policies=[])
         return reader
 
     def summary(self) -> Summary:
@@ -238,6 +277,15 @@ class SampleReader:
 
     def checks(self) -> list[Check]:
         return self.check_views
+
+    def policies(self) -> PoliciesView:
+        return PoliciesView(
+            policy_version="tiering-2", policy=PolicySettings(admission="auto", moves_per_s=20.0), eviction="value",
+            admissions=["always", "auto", "touch-2"], evictions=["lru", "value"], shadows=["second-touch", "calm"],
+        )  # fmt: skip
+
+    def comparison(self) -> ComparisonView:
+        return self.comparison_view
 
     def load_advice(
         self, hashes: Sequence[int], *, block_tokens: int, namespace_id: int | None = None, tenant: str | None = None,
