@@ -138,6 +138,10 @@ class AgentSettings(NatsIdentity):
     name: Name
     command_url: str = Field(min_length=1)
     timeout_s: float = Field(default=10.0, gt=0, le=3_600)
+    mover: Literal["agent", "published"] = "agent"
+    """`published`: `command_url` is where plans are published to an array that moves blocks by itself."""
+    deadline_s: float = Field(default=60.0, gt=0, le=86_400)
+    """Of a published command: past it, it must not be carried out."""
     moves_at_once: int = Field(default=1, ge=1, le=64)
     """Commands under way at a time from one of its volumes to another."""
     away_after_s: float = Field(default=30.0, gt=0, le=86_400)
