@@ -30,8 +30,9 @@ answered: dict[str, dict[str, Any]] = {}
 newest_term = 0
 
 
-def event(kind: EventType, volume: str, block: int, flags: RecordFlag = RecordFlag(0)) -> EventRecord:
-    return EventRecord(kind, 3, block, space, volume, block_size=4096, block_tokens=16, flags=flags)
+def event(kind: EventType, volume: str, block: int, flags: int = 0) -> EventRecord:
+    hits = int(kind is EventType.ACCESS)
+    return EventRecord(kind, 3, block, space, volume, block_size=4096, block_tokens=16, flags=flags, hits=hits)
 
 
 def snapshot() -> None:

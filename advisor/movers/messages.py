@@ -62,7 +62,7 @@ class EventBatch(msgspec.Struct, frozen=True):
 
     producer: Id
     epoch: Id
-    sequence: Annotated[int, msgspec.Meta(ge=0, lt=1 << 64)]
+    sequence: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PublishedOutcome(msgspec.Struct, frozen=True, tag="outcome"):
@@ -151,6 +151,8 @@ def outcome_of(answer: PublishedOutcome, command: MoveCommand) -> CommandOutcome
     events = answer.events
     if events is None:
         return CommandOutcome(command.command_id, outcomes, sequence=-1, seconds=answer.seconds)
+    if events.sequence >= 1 << 64:
+        raise BadAnswer(f"the outcome of {command.command_id} names the batch {events.sequence}: it is past 64 bits")
     return CommandOutcome(
         command.command_id, outcomes, int(events.producer, 16), int(events.epoch, 16), events.sequence, answer.seconds
     )
