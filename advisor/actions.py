@@ -56,6 +56,18 @@ class ServiceActions:
             open_ids = list(self._service.fold.moves.open)
         return self._cancel(OperatorEntry(actor, "cancel"), open_ids)
 
+    def cancel_compaction(self, actor: str, compaction_id: str) -> CancelView:
+        """See `AdvisorActions.cancel_compaction`."""
+        service = self._service
+        with service.lock:
+            open_ids = [each.compaction_id for each in service.fold.compactions.open.values()]
+        if compaction_id not in open_ids:
+            raise NothingSuch(f"compaction {compaction_id!r} is not open: GET /api/v1/compactions lists those that are")
+        service.submit(OperatorEntry(actor, "cancel", move=compaction_id)).result()
+        with service.lock:
+            cancelled = service.fold.compactions.was_aborted(compaction_id)
+        return CancelView(cancelled=[compaction_id] if cancelled else [], still_open=[])
+
     def _cancel(self, entry: OperatorEntry, asked: list[str]) -> CancelView:
         self._service.submit(entry).result()
         with self._service.lock:

@@ -115,6 +115,17 @@ class Metrics:
         )
         self.policy_left_out = self._counter("policy_left_out", "Blocks that a shadow had no room for.", "policy")
 
+        self.compactions = self._counter("compactions", "Compactions that ended.", "state")
+        self.compactions_open = self._gauge("compactions_open", "Compactions planned or under way.")
+        self.compaction_bytes = self._counter("compaction_bytes", "Bytes of blocks that compactions wrote.")
+        self.compaction_freed_bytes = self._counter("compaction_freed_bytes", "Bytes that compactions gave back.")
+        self.volume_reclaimable_bytes = self._gauge(
+            "volume_reclaimable_bytes", "What a compaction would give back.", "volume"
+        )
+        self.volume_chain_spread = self._gauge(
+            "volume_chain_spread", "Pieces that chains lie in, for each that would do.", "volume"
+        )
+
         self.source_connected = self._gauge("source_connected", "1 while the connection stands.", "source")
         self.source_reconnects = self._counter("source_reconnects", "Lost connections that were mended.", "source")
         self.source_dropped = self._counter(

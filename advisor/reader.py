@@ -9,8 +9,11 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from itertools import pairwise
 
+from advisor.compaction_view import compactions_view
 from advisor.entries import (
+    CompactionStep,
     EntryKind,
+    LayoutEntry,
     LogEntry,
     Measurement,
     MoveStep,
@@ -32,6 +35,7 @@ from advisor.views import (
     BlockPage,
     BlockView,
     Check,
+    CompactionsView,
     ComparisonView,
     EventsPage,
     EventView,
@@ -246,6 +250,10 @@ class ServiceReader:
                     for r in refusals
                 ],
             )
+
+    def compactions(self, limit: int = 50) -> CompactionsView:
+        with self._service.lock:
+            return compactions_view(self._service.fold, limit)
 
     def producers(self) -> list[ProducerView]:
         service = self._service
@@ -517,6 +525,13 @@ def _sentence(entry: LogEntry) -> Iterator[str]:
             yield f"{len(move_ids)} moves took {trigger}"
             if reason:
                 yield reason
+        case CompactionStep(compaction=compaction, trigger=trigger, reason=reason, moved_blocks=moved):
+            yield f"compaction {compaction} took {trigger}" + (f", {moved} blocks rewritten" if moved else "")
+            if reason:
+                yield reason
+        case LayoutEntry(volume=volume, fragmentation=figures):
+            yield f"{volume}: {figures.chains} chains lie in {figures.extents} pieces"
+            yield f"{bytes_text(figures.reclaimable_bytes)} can be given back"
         case SettingsEntry(policy_version=policy, term=term):
             yield f"settings of term {term} for policies {policy}"
         case VolumeEntry(descriptor=descriptor, agent=agent, registered=registered):

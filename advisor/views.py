@@ -292,7 +292,10 @@ class AdvisorActions(Protocol):
     def resume(self, actor: str, volume: str = "") -> PauseView: ...
     def cancel(self, actor: str, move_id: str) -> CancelView:
         """Abort one open move; its block stays where it is."""
-    def cancel_all(self, actor: str) -> CancelView: ...
+    def cancel_all(self, actor: str) -> CancelView:
+        """Of open compactions too."""
+    def cancel_compaction(self, actor: str, compaction_id: str) -> CancelView:
+        """Abort an open compaction; a command that is under way ends, and every block stays readable."""
     def plan(self) -> PlanView: ...
 
 
@@ -368,6 +371,67 @@ class ComparisonView(View):
     """The live one first."""
 
 
+class LayoutView(View):
+    """How blocks of a volume lie, as its agent says. Chains are a sample; an extent is one piece of one."""
+
+    held_bytes: int
+    """What blocks and remains of blocks take."""
+    live_bytes: int
+    reclaimable_bytes: int
+    objects: int
+    """Files or objects."""
+    objects_least: int
+    chains: int
+    chain_blocks: int
+    extents: int
+    extents_least: float
+    spread: float
+    """Extents for each that would do; 1 where nothing is known."""
+
+
+class CompactionView(View):
+    id: str
+    volume: str
+    kind: str
+    """`gather`: chains are brought together; `reclaim`: what is dead is given back."""
+    state: str
+    """planned, running, done, aborted, or dry."""
+    reason: str
+    note: str
+    """Why it was aborted, else empty."""
+    planned_us: int
+    changed_us: int
+    blocks: int
+    """Asked to be brought together."""
+    commands: int
+    commands_done: int
+    moved_blocks: int
+    moved_bytes: int
+    freed_bytes: int
+    extents_before: int
+    """Of the chains of its commands so far."""
+    extents_after: int
+    seconds: float
+    """Of its commands."""
+    before: LayoutView
+    """Of the volume, when it was planned."""
+    after: LayoutView | None
+    """After its last command."""
+
+
+class VolumeLayoutView(View):
+    volume: str
+    layout: LayoutView
+    note: str
+    """Why nothing is planned there; empty where something is."""
+
+
+class CompactionsView(View):
+    compactions: list[CompactionView]
+    """Open ones, then the newest that ended."""
+    volumes: list[VolumeLayoutView]
+
+
 class AdvisorReader(Protocol):
     """The read side of the service. Thread-safe; each answer is one consistent moment."""
 
@@ -379,6 +443,7 @@ class AdvisorReader(Protocol):
     ) -> BlockPage:
         """A page in stable order. Raises `ValueError` for a bad cursor."""
     def moves(self, limit: int = 50) -> MovesView: ...
+    def compactions(self, limit: int = 50) -> CompactionsView: ...
     def producers(self) -> list[ProducerView]: ...
     def samples(self, seconds: int = 300) -> list[Sample]: ...
     def checks(self) -> list[Check]: ...

@@ -37,6 +37,12 @@ class SampleActions:
         self.asked.append(("cancel", actor, ""))
         return CancelView(cancelled=["7-0"], still_open=["7-1"])
 
+    def cancel_compaction(self, actor: str, compaction_id: str) -> CancelView:
+        if compaction_id != "80-compaction-0":
+            raise NothingSuch(f"compaction {compaction_id!r} is not open: GET /api/v1/compactions lists those that are")
+        self.asked.append(("cancel", actor, compaction_id))
+        return CancelView(cancelled=[compaction_id], still_open=[])
+
     def plan(self) -> PlanView:
         move = PlannedView(
             kind="promote", hash=f"{1:032x}", tenant="agents", source="lustre-01", target="nvme-a", block_bytes=4_096,

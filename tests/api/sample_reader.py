@@ -10,10 +10,13 @@ from advisor.views import (
     BlockPage,
     BlockView,
     Check,
+    CompactionsView,
+    CompactionView,
     ComparedPolicy,
     ComparisonView,
     EventsPage,
     EventView,
+    LayoutView,
     LoadAdviceView,
     LoadBlockView,
     MovesView,
@@ -27,6 +30,7 @@ from advisor.views import (
     Sample,
     Summary,
     TierView,
+    VolumeLayoutView,
     VolumeView,
 )
 
@@ -108,6 +112,24 @@ def _moves() -> MovesView:
             RefusalView(at_us=NOW_US - 10_000_000, hash=block_hash(5), tenant="misc", volume="nvme-a",
                         reason="seen once; would displace hotter blocks"),
         ],
+    )
+
+
+def _compactions() -> CompactionsView:
+    before = LayoutView(
+        held_bytes=90_000_000, live_bytes=60_000_000, reclaimable_bytes=22_000_000, objects=210, objects_least=15,
+        chains=64, chain_blocks=1_024, extents=800, extents_least=70.0, spread=800 / 70,
+    )  # fmt: skip
+    after = before.model_copy(update={"extents": 72, "spread": 72 / 70})
+    gather = CompactionView(
+        id="77-compaction-0", volume="s3-archive", kind="gather", state="done",
+        reason="64 chains of 16 blocks lie in 800 pieces, 70 would do", note="", planned_us=NOW_US - 9_000_000,
+        changed_us=NOW_US, blocks=1_000, commands=4, commands_done=4, moved_blocks=960, moved_bytes=960 * BLOCK_BYTES,
+        freed_bytes=0, extents_before=800, extents_after=72, seconds=3.5, before=before, after=after,
+    )  # fmt: skip
+    reclaim = gather.model_copy(update={"id": "80-compaction-0", "kind": "reclaim", "state": "running", "after": None})
+    return CompactionsView(
+        compactions=[reclaim, gather], volumes=[VolumeLayoutView(volume="s3-archive", layout=after, note="rests")]
     )
 
 
@@ -221,6 +243,7 @@ class SampleReader:
         ]
         self.event_views = _events()
         self.comparison_view = _comparison()
+        self.compactions_view = _compactions()
         self.summaries_read = 0
 
     @classmethod
@@ -236,6 +259,7 @@ class SampleReader:
         reader.volume_views, reader.block_views, reader.producer_views = [], [], []
         reader.sample_views, reader.event_views = [], []
         reader.moves_view = MovesView(moves=[], refusals=[])
+        reader.compactions_view = CompactionsView(compactions=[], volumes=[])
         reader.comparison_view = ComparisonView(began_us=0, note="", fastest="", times_us=[], policies=[])
         return reader
 
@@ -268,6 +292,10 @@ class SampleReader:
 
     def moves(self, limit: int = 50) -> MovesView:
         return MovesView(moves=self.moves_view.moves[:limit], refusals=self.moves_view.refusals[:limit])
+
+    def compactions(self, limit: int = 50) -> CompactionsView:
+        view = self.compactions_view
+        return CompactionsView(compactions=view.compactions[:limit], volumes=view.volumes)
 
     def producers(self) -> list[ProducerView]:
         return self.producer_views

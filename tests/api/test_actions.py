@@ -48,6 +48,7 @@ def test_the_plan_that_would_be_made_is_asked_without_a_change(client: Direct, a
         ("/api/v1/pause", {"volume": "tape"}, 404, "volume 'tape' is not registered: name one of nvme-a"),
         ("/api/v1/moves/9-9/cancel", {}, 404, "move '9-9' is not open: GET /api/v1/moves"),
         ("/api/v1/moves/7-1/cancel", {}, 409, "past its switch"),
+        ("/api/v1/compactions/7/cancel", {}, 404, "compaction '7' is not open: GET /api/v1/compactions"),
         ("/api/v1/resume", {"volum": "x"}, 422, "volum is not a parameter of this route"),
         ("/api/v1/moves/cancel", {"actor": ""}, 422, "actor was ''"),
     ],
