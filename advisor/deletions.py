@@ -109,8 +109,8 @@ class Sweep:
     """How many waves were begun."""
     keys: list[Key] = field(default_factory=list)
     """The wave's, leaves first."""
-    pending: deque[Key] = field(default_factory=deque)
-    """Of them, those that may be there still."""
+    pending: OrderedDict[Key, None] = field(default_factory=OrderedDict)
+    """Of them, those that no move has freed yet, the next to look at first."""
     cursor: tuple[int, int] | None = None
     """Depth and low half of the hash of the last key swept; see `advisor.deletion_planning`."""
     is_asking: bool = False
@@ -132,7 +132,7 @@ class Sweep:
     def next_wave(self, keys: list[Key], cursor: tuple[int, int] | None) -> None:
         self.wave += 1
         self.keys, self.cursor = keys, cursor
-        self.pending = deque(keys)
+        self.pending = OrderedDict.fromkeys(keys)
         self.is_asking, self.answer, self.is_clear = False, None, False
 
     def ask(self) -> None:
@@ -282,6 +282,7 @@ class DeletionTable:
         if deletion is None or sweep is None:
             return
         if move.state is MoveState.FREED:
+            sweep.pending.pop(move.key, None)
             sweep.note = ""
             self.count(deletion, sweep, 1, move.block_bytes)
         elif move.state is MoveState.ABORTED:
