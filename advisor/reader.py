@@ -172,6 +172,11 @@ class ServiceReader:
             # Where nothing can be told of the connection, an engine that is away looks like one without work.
             away = connection.connected is False
             checks.append(Check(name=f"source {source.name}", ok=not away, text=connection.problem if away else text))
+        for name, figures in service.hook_figures.items():
+            text = f"{figures.calls} calls, {figures.failures} failed, {figures.dropped} lost for its slowness"
+            if figures.last_failure:
+                text += f"; last failure: {figures.last_failure}"
+            checks.append(Check(name=f"hook {name}", ok=True, text=text))
         return [*checks, *self._agent_checks()]
 
     def _agent_checks(self) -> list[Check]:
