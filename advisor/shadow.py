@@ -119,7 +119,7 @@ class Shadow:
     ) -> Plan:
         """Take in the uses, count what was found, plan, and carry the plan out."""
         held = self._held(live, touches.rows)
-        known: Array = held.any(axis=0)
+        known = np.logical_or.reduce(held)
         if not known.all():
             self._adopt(live, live_volumes, touches.rows[~known], since_us)
             held = self._held(live, touches.rows)
