@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from advisor.entries import DeletionStep, OutcomeBatch
-from advisor.errors import AdvisorError
+from advisor.errors import ActionRefused
 from advisor.index import Key
 from advisor.moves import Move, MoveState
 
@@ -72,7 +72,7 @@ TRANSITIONS: dict[DeletionState, dict[DeletionTrigger, DeletionState]] = {
 """States without an entry are final. Nothing is done that was not proven."""
 
 
-class IllegalDeletion(AdvisorError):
+class IllegalDeletion(ActionRefused):
     """An order or step that cannot be: says why. Nothing was changed."""
 
 
@@ -246,13 +246,17 @@ class DeletionTable:
         """Refuse a tenant no longer. Raises `IllegalDeletion`."""
         if tenant not in self.refused:
             raise IllegalDeletion(f"tenant {tenant!r} is not refused: there is nothing to enable")
+        self.require_enabling(tenant)
+        del self.refused[tenant]
+        self.suspects.discard(tenant)
+
+    def require_enabling(self, tenant: str) -> None:
+        """Raises `IllegalDeletion` where a tenant cannot be enabled for it is being deleted."""
         if (deletion := self.open_of(Scope(tenant=tenant))) is not None:
             raise IllegalDeletion(
                 f"deletion {deletion.deletion_id} of tenant {tenant} is {deletion.state}: wait for its end, or "
                 f"abandon it"
             )
-        del self.refused[tenant]
-        self.suspects.discard(tenant)
 
     def abandon(self, deletion_id: str, actor: str, now_us: int) -> None:
         """Give up; what was not proven may be there still. Raises `IllegalDeletion`."""

@@ -133,6 +133,11 @@ class Metrics:
             "mover_ignored_answers", "Answers to published plans that changed nothing.", "agent", "reason"
         )
 
+        self.deletions_open = self._gauge("deletions_open", "Deletions that have not ended.")
+        self.deletion_blocks = self._counter("deletion_blocks", "Copies of blocks that deletions freed.")
+        self.deletion_bytes = self._counter("deletion_bytes", "Their bytes.")
+        self.tenants_refused = self._gauge("tenants_refused", "Deleted tenants that were not enabled again.")
+
         self.source_connected = self._gauge("source_connected", "1 while the connection stands.", "source")
         self.source_reconnects = self._counter("source_reconnects", "Lost connections that were mended.", "source")
         self.source_dropped = self._counter(
