@@ -113,9 +113,11 @@ class Comparison:
 
         `volumes` are all that are registered, fastest first.
         """
+        stores = records[(records["event_type"] == EventType.STORE) & (records["storage_location"] < len(locations))]
+        if not len(stores):
+            return
         ranks = {volume.volume_id: rank for rank, volume in enumerate(volumes)}
         rank_of = np.array([ranks[name] if name in owned else -1 for name in locations], np.int64)
-        stores = records[(records["event_type"] == EventType.STORE) & (records["storage_location"] < len(locations))]
         targets = rank_of[stores["storage_location"]]
         puts = targets >= 0
         arriving = _arriving(moves, now_us)
