@@ -51,7 +51,8 @@ def test_percent(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("share", "than", "text"),
-    [(0.66, 0.62, "+4.0 points"), (0.57, 0.62, "−5.0 points"), (0.5, 0.5, "+0.0 points"), (0.5, None, ""), (None, 0.5, "")],
+    [(0.66, 0.62, "+4.0 points"), (0.57, 0.62, "−5.0 points"), (0.5, 0.5, "+0.0 points"), (0.5, None, ""),
+     (None, 0.5, "")],
 )
 def test_points(share: float | None, than: float | None, text: str) -> None:
     assert formats.points(share, than) == text
