@@ -104,6 +104,7 @@ class AdvisorService:
         """Checkpoints that the start could not use, a sentence each."""
         self._log_thread: LogThread | None = None
         self._mover: Mover | None = None
+        self._prover: DeletionProver | None = None
 
     # -- life
 
@@ -171,7 +172,7 @@ class AdvisorService:
             fail=self._fail,
             applied=self._applied,
         )
-        prover = DeletionProver(
+        self._prover = DeletionProver(
             movers,
             self.fold,
             self.lock,
@@ -204,14 +205,16 @@ class AdvisorService:
         )
         runners = self._compaction_runners()
         self._threads = [fold_thread, self._log_thread, pulse, self._mover, self.checkpointer, self.retention, *runners]
-        self._threads += prover.threads()
+        self._threads += self._prover.threads()
         for thread in self._threads:
             thread.start()
 
     def _applied(self, group: Group) -> None:
-        """A group was folded: there may be moves to carry out, and hooks to call."""
+        """A group was folded: there may be moves to carry out, agents to ask, and hooks to call."""
         if self._mover is not None:
             self._mover.wake()
+        if self._prover is not None:
+            self._prover.wake()
         if self._hook_desk is not None:
             self._hook_desk.tell(group.entries)
 
