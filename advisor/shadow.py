@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from advisor.index import INDEX_FULL, ArrayIndex, PlaceKey
+from advisor.index import INDEX_FULL, ArrayIndex, Key, PlaceKey
 from advisor.moves import FREES_SOURCE, MoveKind, MoveTable
 from advisor.policies.limits import Limits
 from advisor.policies.plan import Plan, Volume
@@ -106,6 +106,20 @@ class Shadow:
         on = np.zeros((len(self.volumes), len(stores)), np.bool_)
         on[targets, np.arange(len(stores))] = True
         self._store(stores, namespace_ids, on, now_us)
+
+    def forget(self, key: Key) -> None:
+        """A block was deleted because a person wanted it."""
+        block = self.index.get(key)
+        if block is not None:
+            for placed in block.placements:
+                self.index.remove(block.row, placed.place)
+
+    def bar(self, tenants: frozenset[str], namespaces: Mapping[int, Namespace]) -> None:
+        """Forget all blocks of tenants that are refused."""
+        for namespace_id, figures in self.index.totals().by_namespace.items():
+            namespace = namespaces.get(namespace_id)
+            if figures.blocks and namespace is not None and namespace.tenant in tenants:
+                self.index.clear(range(len(self.index.places)), namespace_id)
 
     def tick(
         self,

@@ -130,8 +130,11 @@ class Comparison:
             shadow.put(stores[puts], namespace_ids, targets[puts], now_us)
 
     def moved(self, move: Move, now_us: int) -> None:
-        """A live move ended."""
-        if move.state is not MoveState.ABORTED:
+        """A live move ended. What a person had deleted is no policy's doing, and gone for all."""
+        if move.deletion:
+            for shadow in self.shadows:
+                shadow.forget(move.key)
+        elif move.state is not MoveState.ABORTED:
             count_move(
                 self.live, move.kind, move.source, move.target, tag_of(move.key), move.block_bytes, now_us, self._ranks
             )
@@ -146,10 +149,11 @@ class Comparison:
         now_us: int,
         paused: frozenset[str],
         namespaces: Mapping[int, Namespace],
+        refused: frozenset[str] = frozenset(),
     ) -> None:
         """Count and plan, before the live plan. `touched`: rows used since `since_us`, the tick before, in order.
 
-        `volumes` are all that are registered, fastest first.
+        `volumes` are all that are registered, fastest first; `refused` are tenants whose blocks were deleted.
         """
         self.began_us = self.began_us or now_us
         self._ranks = {volume.volume_id: rank for rank, volume in enumerate(volumes)}
@@ -160,6 +164,8 @@ class Comparison:
                 self.live.used(touches.tags, touches.uses, touches.sizes, touches.held[0], saving_s)
                 for shadow in self.shadows:
                     shadow.settle(volumes)
+                    if refused:
+                        shadow.bar(refused, namespaces)
                     shadow.tick(index, volumes, touches, since_us, now_us, paused, namespaces)
         self.live.mark(now_us)
 
