@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from advisor.deletions import TRANSITIONS, DeletionState, Scope
+from advisor.deletions import TRANSITIONS, DeletionState, Scope, Sweep
 from advisor.entries import DeletionStep, OperatorEntry, OutcomeBatch, VolumeEntry
 from advisor.policies.instant_moves import PRODUCER, InstantFold
 from event_plane.schema import Namespace
@@ -76,11 +76,23 @@ class Deletions(RuleBasedStateMachine):
         ]
         if asked:
             deletion_id, sweep = of.choice(asked)  # type: ignore[attr-defined]
-            producer = self.fold.fold.producers.get(PRODUCER)
-            sequence = (-1 if producer is None else producer.sequence) + is_late
-            keys, found = len(sweep.keys), min(found, len(sweep.keys))
-            outcome = OutcomeBatch(PRODUCER, 1, sequence)
-            self.fold.log(DeletionStep(deletion_id, sweep.volume, sweep.wave, keys, keys - found, 64, outcome=outcome))
+            self.say(deletion_id, sweep, is_late, found)
+
+    def say(self, deletion_id: str, sweep: Sweep, is_late: bool = False, found: int = 0) -> None:
+        producer = self.fold.fold.producers.get(PRODUCER)
+        sequence = (-1 if producer is None else producer.sequence) + is_late
+        keys, found = len(sweep.keys), min(found, len(sweep.keys))
+        outcome = OutcomeBatch(PRODUCER, 1, sequence)
+        self.fold.log(DeletionStep(deletion_id, sweep.volume, sweep.wave, keys, keys - found, 64, outcome=outcome))
+
+    @rule(times=st.integers(1, 4))
+    def go_on(self, times: int) -> None:
+        for _ in range(times):
+            for deletion in self.fold.fold.deletions.open.values():
+                for sweep in deletion.sweeps.values():
+                    if sweep.is_asking and sweep.answer is None:
+                        self.say(deletion.deletion_id, sweep)
+            self.tick()
 
     @rule(volume=st.sampled_from(("", *VOLUMES)), action=st.sampled_from(("pause", "resume")))
     def pause(self, volume: str, action: str) -> None:
@@ -113,6 +125,6 @@ class Deletions(RuleBasedStateMachine):
 
 
 Deletions.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestDeletions = Deletions.TestCase

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from advisor.deletion_planning import WAVE_KEYS_MAX
-from advisor.deletions import Deletion, DeletionState, Sweep
+from advisor.deletions import Deletion, DeletionState, Sweep, diagram
 from advisor.entries import DeletionStep, EntryKind, LogEntry, MoveStep, OperatorEntry, OutcomeBatch, Tick, VolumeEntry
 from advisor.fold import Fold
 from advisor.fold_state import export_state, restore_state
@@ -401,6 +402,11 @@ def test_a_tenant_of_100_000_blocks_goes_in_bounded_steps() -> None:
     assert (deletion.state, deletion.blocks, deletion.sweeps["slow"].asked) == (DeletionState.DONE, blocks, blocks)
     assert max(sizes) == most
     assert len(fold.index) == 0
+
+
+def test_the_documented_diagram_is_the_table() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "deletions.md"
+    assert diagram() in page.read_text(), "put advisor.deletions.diagram() into docs/deletions.md"
 
 
 def test_the_log_folded_again_and_a_checkpoint_at_each_step_give_the_same_state() -> None:
