@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from advisor.entries import Tick
 from advisor.moves import Move
 from advisor.service import AdvisorService
-from advisor.settings import AdvisorSettings, PolicySettings, SourceSettings
+from advisor.settings import AdvisorSettings, AgentSettings, PolicySettings, SourceSettings
 from event_plane.connect import open_publisher
 from event_plane.schema import Namespace, producer_id
 from storage_agent.agent import StorageAgent
@@ -56,7 +57,9 @@ class Storage:
 
     def open(self) -> None:
         self._publisher = open_publisher(self.url, producer=producer_id(self.name), flush_interval_s=0.005)
-        self.agent = StorageAgent(self.name, publisher=self._publisher, allowed_roots=[self._folder])
+        self.agent = StorageAgent(
+            self.name, publisher=self._publisher, allowed_roots=[self._folder], mend_interval_s=0.05
+        )
         self.agent.register_volumes(self.descriptors)
 
     def close(self) -> None:
@@ -82,13 +85,30 @@ class Storage:
             return {header.key.sequence_hash for header in opened.live_headers()}
 
 
-def settings_for(folder: Path, storages: Sequence[Storage], **policy: Any) -> AdvisorSettings:
+def settings_for(
+    folder: Path,
+    storages: Sequence[Storage],
+    *,
+    tick_s: float = 3_600,
+    agents: Sequence[AgentSettings] = (),
+    **policy: Any,
+) -> AdvisorSettings:
     return AdvisorSettings(
         directory=folder / "state",
-        tick_interval_s=3_600,
+        tick_interval_s=tick_s,
         sources=tuple(SourceSettings(name=storage.name, url=storage.url) for storage in storages),
+        agents=tuple(agents),
         policy=PolicySettings(**{"admission": "always", "hysteresis_s": 0.0, **policy}),
     )
+
+
+@contextmanager
+def running(service: AdvisorService) -> Iterator[AdvisorService]:
+    """Started, and past the tick that every start begins with: the next plan is the test's own."""
+    begun_us = time.time_ns() // 1000
+    with service:
+        eventually(lambda: service.fold.now_us >= begun_us, "the first tick")
+        yield service
 
 
 def folded(service: AdvisorService, volume: str) -> set[int]:

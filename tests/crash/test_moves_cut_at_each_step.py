@@ -19,7 +19,7 @@ from advisor.moves import MoveKind
 from advisor.pipeline import StoppedError
 from advisor.service import AdvisorService
 from storage_agent.port import CommandOutcome
-from tests.moving import Storage, agrees, eventually, plan, settings_for, settle, used
+from tests.moving import Storage, agrees, eventually, plan, running, settings_for, settle, used
 
 
 class Death:
@@ -94,7 +94,7 @@ def test_an_advisor_killed_anywhere_in_its_moves_is_followed_by_one_that_ends_th
         for things in itertools.count():
             death = Death(10_000)
             service = DyingService(tmp_path, storage, death)
-            with service:
+            with running(service):
                 settle(service)  # what the one before left open
                 assert service.fold.skipped["illegal move step"] == 0
                 eventually(lambda: agrees(service, storage), "slots and index agree")  # noqa: B023
