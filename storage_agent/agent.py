@@ -54,7 +54,8 @@ class StorageAgent:
     """Implements `port.StoragePort`. Thread-safe.
 
     Commands (copy, delete, move) on the same blocks run one after another; gets and puts run beside them and wait for
-    at most one batch on a volume. What happens on the volumes is published through `publisher`, which the caller closes after the agent.
+    at most one batch on a volume. What happens on the volumes is published through `publisher`, which the caller closes
+    after the agent.
     """
 
     def __init__(
