@@ -140,6 +140,7 @@ class KeptOut:
         self._namespaces = namespaces
         scopes = {d.scope: d for d in table.open.values() if d.scope.namespace_id}
         self._whole = {scope.namespace_id: d for scope, d in scopes.items() if not scope.prefix}
+        self._cut = {scope.namespace_id for scope in scopes if scope.prefix}
         self._tops: dict[int, Deletion] = {}
         for scope, deletion in scopes.items():
             if scope.prefix:
@@ -155,7 +156,7 @@ class KeptOut:
         if namespace is not None and namespace.tenant in self._tenants:
             return f"tenant {namespace.tenant} was deleted and is refused until it is enabled again"
         deletion = self._whole.get(block.key.namespace_id)
-        row = block.row if self._tops else -1
+        row = block.row if block.key.namespace_id in self._cut else -1
         while deletion is None and row >= 0:
             deletion = self._tops.get(row)
             row = int(self._parents[row])
@@ -322,26 +323,16 @@ class DeletionTick:
 
     def _finish(self, deletion: Deletion) -> None:
         rows = rows_in(self._index, deletion.scope, self._namespaces)
-        left = {each.volume: len(held(self._index, rows, each.place)) for each in self._standings.values()}
+        there = {each.volume: held(self._index, rows, each.place) for each in self._standings.values()}
+        left = {volume: len(found) for volume, found in there.items()}
         if deletion.scope.tenant and any(left.values()):
             for volume in [volume for volume, count in left.items() if count]:
                 deletion.sweeps[volume].begin_anew()
             return
         deletion.left_blocks = sum(left.values())
-        deletion.engine_blocks = self._elsewhere(rows)
+        deletion.engine_blocks = len(rows) - len(np.unique(np.concatenate(list(there.values()))))
         if deletion.scope.tenant and not namespaces_of(deletion.scope.tenant, self._namespaces):
             deletion.note = "no namespace of this tenant is known"
         if deletion.state is not DeletionState.PROVING:
             deletion.step(DeletionTrigger.PROVE, self._now_us)
         self._table.end(deletion, DeletionTrigger.FINISH, self._now_us)
-
-    def _elsewhere(self, rows: Rows) -> int:
-        """Blocks that lie in places which are no volume."""
-        index = self._index
-        places = [
-            place
-            for place in range(len(index.places))
-            if not index.is_volume(place) and index.place_figures(place).blocks
-        ]
-        found = [held(index, rows, place) for place in places]
-        return len(np.unique(np.concatenate(found))) if found else 0
