@@ -27,7 +27,7 @@ from advisor.entries import OutcomeBatch
 from advisor.index import ArrayIndex, BlockRow, Key
 from advisor.index.layout import BLOCK_TOP, FREE
 from advisor.moves import MoveKind, MoveState, MoveTable, Trigger
-from advisor.policies.plan import Proposal
+from advisor.policies.plan import NamedRow, Proposal
 from advisor.policies.rules.noting import placed_columns
 from event_plane.schema import Namespace
 
@@ -99,9 +99,17 @@ def _subtree(index: ArrayIndex, top: int) -> Rows:
 
 def held(index: ArrayIndex, rows: Rows, place: int) -> Rows:
     """Those that lie in a place."""
-    uses, sizes = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-    placed_columns(index.tables.blocks, index.tables.placements, rows, place, uses, sizes)
-    return rows[uses >= 0]
+    return rows[sizes_in(index, rows, place) >= 0]
+
+
+def sizes_in(index: ArrayIndex, rows: Rows, place: int) -> npt.NDArray[np.int64]:
+    """Bytes of blocks in a place; -1 of those that are not there, or of no row."""
+    known = rows[rows >= 0]
+    uses, sizes = np.empty(len(known), np.int64), np.empty(len(known), np.int64)
+    placed_columns(index.tables.blocks, index.tables.placements, known, place, uses, sizes)
+    found = np.full(len(rows), -1, np.int64)
+    found[rows >= 0] = np.where(uses >= 0, sizes, -1)
+    return found
 
 
 def wave_of(
@@ -276,9 +284,27 @@ class DeletionTick:
 
     def _free(self, deletion: Deletion, sweep: Sweep, standing: Standing) -> None:
         """Propose deletes of what is there still. Others' moves are ended, or awaited where bytes are on their way."""
+        keys = self._next_to_free(deletion, sweep)
+        rows = [self._index.row_of(key) for key in keys]
+        sizes = sizes_in(self._index, np.array([-1 if row is None else row for row in rows], np.int32), standing.place)
+        reason = f"deletion {deletion.deletion_id} of {deletion.scope}"
+        for key, row, size in zip(keys, rows, sizes.tolist(), strict=True):
+            if row is None or size < 0:
+                del sweep.pending[key]
+                continue
+            self._taken.add(key)
+            self._room[sweep.volume] -= 1
+            block = NamedRow(row, key)
+            self._proposals.append(
+                Proposal(MoveKind.DELETE, block, sweep.volume, "", size, reason, deletion.deletion_id)
+            )
+
+    def _next_to_free(self, deletion: Deletion, sweep: Sweep) -> list[Key]:
+        """Pending keys that no move carries, as many as may be freed now; what was looked at goes to the end."""
+        keys: list[Key] = []
         for _ in range(len(sweep.pending)):
-            if self._looks[sweep.volume] <= 0 or self._room[sweep.volume] <= 0:
-                return
+            if self._looks[sweep.volume] <= 0 or len(keys) >= self._room[sweep.volume]:
+                break
             self._looks[sweep.volume] -= 1
             key, _ = sweep.pending.popitem(last=False)
             sweep.pending[key] = None
@@ -287,21 +313,9 @@ class DeletionTick:
                 why = f"its block is deleted, by {deletion.deletion_id}"
                 self._moves.step(move.move_id, Trigger.ABORT, self._now_us, why)
                 move = None
-            if move is not None or key in self._taken:
-                continue
-            block = self._index.get(key)
-            placed = None if block is None else block.placed_in(standing.place)
-            if block is None or placed is None:
-                del sweep.pending[key]
-            else:
-                self._taken.add(key)
-                self._room[sweep.volume] -= 1
-                reason = f"deletion {deletion.deletion_id} of {deletion.scope}"
-                self._proposals.append(
-                    Proposal(
-                        MoveKind.DELETE, block, sweep.volume, "", placed.block_bytes, reason, deletion.deletion_id
-                    )
-                )
+            if move is None and key not in self._taken:
+                keys.append(key)
+        return keys
 
     # -- as a whole
 
