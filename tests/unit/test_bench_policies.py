@@ -34,7 +34,7 @@ def goals(figures: list[Figure]) -> dict[str, bool | None]:
 def test_every_goal_on_conversation_has_a_row_without_the_trace() -> None:
     figures = list(OnConversation(BUDGETS, 0.3).figures({}, "no trace"))
     assert set(goals(figures).values()) == {None}
-    assert len(figures) == 2 * len(BUDGETS) + 4
+    assert len(figures) == 3 * len(BUDGETS) + 3
     assert {figure.note for figure in figures} == {"no trace"}
 
 
