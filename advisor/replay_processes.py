@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from advisor.errors import AdvisorError
@@ -45,10 +45,11 @@ def spread(
     if processes < 2:
         yield from ((job, work(shared, job)) for job in jobs)
         return
-    with TemporaryDirectory(prefix="kvadvisor-replay-") as folder:
-        # By a file: who dies before it has read what fits into no pipe would be waited for for ever.
-        place = Path(folder) / "shared"
-        place.write_bytes(pickle.dumps(shared))
+    # By a file, which has no name and is gone with this process: who dies before it has read what fits into no pipe
+    # would be waited for for ever.
+    with TemporaryFile(buffering=0) as file:
+        _write(file, pickle.dumps(shared))
+        place = Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
         # A process made by spawn inherits no lock that another thread of this one holds.
         pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (place,))
         try:
@@ -62,6 +63,18 @@ def spread(
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _write(file: Any, content: bytes) -> None:
+    rest = memoryview(content)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        raise ProcessError(
+            f"what the replay's processes share cannot be written ({error.strerror}): free space in the temporary"
+            " folder, or name another in TMPDIR"
+        ) from error
 
 
 def _begin(place: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+from functools import partial
 
 import pytest
 
@@ -19,6 +20,12 @@ def test_each_job_comes_back_from_another_process_with_its_outcome() -> None:
 def test_a_process_that_is_killed_is_told() -> None:
     with pytest.raises(ProcessError, match="was killed"):
         dict(spread(operator.call, os._exit, [3, 4], MUCH_S))
+
+
+def test_a_full_temporary_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("advisor.replay_processes.TemporaryFile", partial(open, "/dev/full", "wb"))
+    with pytest.raises(ProcessError, match=r"No space left on device.*TMPDIR"):
+        dict(spread(operator.mul, 3, [1, 2], MUCH_S))
 
 
 def test_what_a_job_raises_is_raised() -> None:
