@@ -58,8 +58,8 @@ $(BIN)/python:
 .venv/.test: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing kvadvisor and its tests into .venv; the first time takes a minute or two, most of it PyTorch."
 	@$(PIP) -e '.[test,lint]'
-	@echo "Compiling the index's kernels; once, about half a minute."
-	@$(BIN)/kvadvisor warm
+	@echo "Compiling all kernels; once, about a minute."
+	@$(BIN)/kvadvisor warm --replays
 	@touch .venv/.run $@
 
 .venv/.fuzz: .venv/.test

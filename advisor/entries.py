@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from storage_agent.port import Fragmentation
+
 
 class EntryKind(StrEnum):
     BATCH = "batch"
@@ -43,6 +45,40 @@ class MoveStep(msgspec.Struct, frozen=True, tag="move"):
     outcome: OutcomeBatch | None = None
 
 
+class DeletionStep(msgspec.Struct, frozen=True, tag="deletion"):
+    """An agent was asked for every key of a deletion's wave on a volume: to `missing` of `asked` it answered `miss`.
+
+    The others it still had, `found_bytes` in all, and freed. `reason`: why there is no such answer.
+    """
+
+    deletion: str
+    volume: str
+    wave: int
+    asked: int = 0
+    missing: int = 0
+    found_bytes: int = 0
+    reason: str = ""
+    outcome: OutcomeBatch | None = None
+
+
+class CompactionStep(msgspec.Struct, frozen=True, tag="compaction"):
+    """A compaction takes `trigger` (see `advisor.compactions.TRANSITIONS`). Logged before the next command is sent.
+
+    Of `advance`, what the command came to, and the volume's figures after it.
+    """
+
+    compaction: str
+    trigger: str
+    reason: str = ""
+    moved_blocks: int = 0
+    moved_bytes: int = 0
+    freed_bytes: int = 0
+    extents_before: int = 0
+    extents_after: int = 0
+    seconds: float = 0.0
+    fragmentation: Fragmentation | None = None
+
+
 class SettingsEntry(msgspec.Struct, frozen=True, tag="settings"):
     """The settings that the fold reads, whole, with the version of the policies they were made for."""
 
@@ -52,20 +88,38 @@ class SettingsEntry(msgspec.Struct, frozen=True, tag="settings"):
 
 
 class VolumeEntry(msgspec.Struct, frozen=True, tag="volume"):
-    """A volume became known, changed, or went (`registered` False). `producer` is its owner's id."""
+    """A volume became known, changed, or went (`registered` False). `producer` is its owner's id.
+
+    `away`: why it cannot be used now; empty where it can.
+    """
 
     descriptor: dict[str, Any]
     agent: str
     producer: int
     registered: bool = True
+    away: str = ""
 
 
 class OperatorEntry(msgspec.Struct, frozen=True, tag="operator"):
-    """A person's action: `pause` and `resume` of planning, on one volume or (volume empty) on all."""
+    """A person's action: `pause` and `resume` of moves, on one volume or (volume empty) on all; `cancel` of one move or
+    (move empty) of all that are open; `delete` of a tenant, a namespace or in that a prefix (128-bit hash in hex),
+    under the id `deletion`; `abandon` of a deletion; `enable` of a tenant that was deleted."""
 
     actor: str
     action: str
     volume: str = ""
+    move: str = ""
+    deletion: str = ""
+    tenant: str = ""
+    namespace_id: int = 0
+    prefix: str = ""
+
+
+class LayoutEntry(msgspec.Struct, frozen=True, tag="layout"):
+    """How the blocks of a volume lie, as its agent says."""
+
+    volume: str
+    fragmentation: Fragmentation
 
 
 class Measurement(msgspec.Struct, frozen=True, tag="measurement"):
@@ -77,7 +131,17 @@ class Measurement(msgspec.Struct, frozen=True, tag="measurement"):
     seconds: float
 
 
-Control = Tick | MoveStep | SettingsEntry | VolumeEntry | OperatorEntry | Measurement
+Control = (
+    Tick
+    | MoveStep
+    | DeletionStep
+    | CompactionStep
+    | SettingsEntry
+    | VolumeEntry
+    | OperatorEntry
+    | LayoutEntry
+    | Measurement
+)
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
@@ -99,9 +163,12 @@ def decode_control(payload: bytes) -> Control:
 _KINDS: dict[type, EntryKind] = {
     Tick: EntryKind.TICK,
     MoveStep: EntryKind.MOVE,
+    DeletionStep: EntryKind.MOVE,
+    CompactionStep: EntryKind.MOVE,
     SettingsEntry: EntryKind.SETTINGS,
     VolumeEntry: EntryKind.VOLUME,
     OperatorEntry: EntryKind.OPERATOR,
+    LayoutEntry: EntryKind.MEASUREMENT,
     Measurement: EntryKind.MEASUREMENT,
 }
 

@@ -29,3 +29,11 @@ class CommandError(AdvisorError):
 
 class OutputError(AdvisorError):
     """A file that a command was asked to write cannot be."""
+
+
+class ActionRefused(AdvisorError):
+    """What a person asked for cannot be done, and why."""
+
+
+class NothingSuch(ActionRefused):
+    """It names something that there is none of."""

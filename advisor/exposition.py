@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from advisor.compactions import CompactionTable
 from advisor.metrics import Metrics
 from advisor.pipeline import LogThread
+from advisor.policies.compaction import spread_of
 from advisor.reader import ServiceReader
 from advisor.service import AdvisorService
 
@@ -24,15 +26,38 @@ def _show_sources(metrics: Metrics, thread: LogThread) -> None:
         family.replace({(source,): float(totals.get(source, 0)) for source in connections})
 
 
+def show_compactions(metrics: Metrics, table: CompactionTable) -> None:
+    """The caller holds the fold's lock."""
+    metrics.compactions.replace({(str(state),): float(count) for state, count in table.counts.items()})
+    metrics.compactions_open.set(len(table.open))
+    metrics.compaction_bytes.set(table.moved_bytes)
+    metrics.compaction_freed_bytes.set(table.freed_bytes)
+    figures = {volume: layout.figures for volume, layout in table.layouts.items()}
+    metrics.volume_reclaimable_bytes.replace({(volume,): each.reclaimable_bytes for volume, each in figures.items()})
+    metrics.volume_chain_spread.replace({(volume,): spread_of(each) for volume, each in figures.items()})
+
+
 def render_metrics(service: AdvisorService, reader: ServiceReader) -> bytes:
     """Copy this moment into the service's metrics and render them. Thread-safe."""
     metrics = service.metrics
     producers = reader.producers()
     names = {int(each.id, 16): each.name for each in producers}
     metrics.show(reader.summary(), reader.volumes(), producers)
+    metrics.show_policies(reader.comparison())
     with service.lock:
         moves = {(str(kind), str(state)): float(n) for (kind, state), n in service.fold.moves.counts.items()}
+        show_compactions(metrics, service.fold.compactions)
+        deletions = service.fold.deletions
+        metrics.deletions_open.set(len(deletions.open))
+        metrics.deletion_blocks.set(deletions.deleted_blocks)
+        metrics.deletion_bytes.set(deletions.deleted_bytes)
+        metrics.tenants_refused.set(len(deletions.refused))
     metrics.moves.replace(moves)
+    hooks = service.hook_figures
+    metrics.hook_calls.replace({(name,): each.calls for name, each in hooks.items()})
+    metrics.hook_failures.replace({(name,): each.failures for name, each in hooks.items()})
+    metrics.hook_dropped.replace({(name,): each.dropped for name, each in hooks.items()})
+    metrics.mover_ignored.replace(service.ignored_answers)
     thread = service.log_thread
     if thread is not None:
         metrics.batches.replace({(source,): float(n) for source, n in list(thread.figures.batches.items())})

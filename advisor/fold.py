@@ -6,17 +6,31 @@ is the proof. The live service, recovery and replay all run this class.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
+from advisor.compactions import (
+    Compaction,
+    CompactionState,
+    CompactionTable,
+    IllegalCompactionStep,
+    keys_to_save,
+)
+from advisor.deletion_planning import DeletionTick, KeptOut, Standing
+from advisor.deletion_state import save_deletions
+from advisor.deletions import DeletionTable, IllegalDeletion, Scope
 from advisor.entries import (
+    CompactionStep,
     Control,
+    DeletionStep,
     EntryKind,
+    LayoutEntry,
     LogEntry,
     Measurement,
     MoveStep,
@@ -28,12 +42,14 @@ from advisor.entries import (
 )
 from advisor.index import ArrayIndex, Key, PlaceKey
 from advisor.index.views import Figures
-from advisor.moves import IllegalMove, Move, MoveTable, Trigger
+from advisor.moves import CANCELLED_IN, IllegalMove, Move, MoveKind, MoveState, MoveTable, Trigger
+from advisor.policies.compaction import CompactionProposal, charge, plan_compactions
 from advisor.policies.limits import Limits
-from advisor.policies.plan import Plan, Volume
+from advisor.policies.plan import Plan, Proposal, Volume
 from advisor.policies.registry import eviction_of
 from advisor.policies.state import PolicyState
 from advisor.policies.tiering import plan_moves
+from advisor.shadow_comparison import Comparison, terms_of
 from advisor.snapshots import Chunk, PendingSnapshot, replace_placements
 from event_plane import wire
 from event_plane.schema import Batch, BatchKind, Namespace, Records
@@ -79,6 +95,13 @@ class VolumeState:
     """The best lately, by operation."""
     measured: dict[str, int] = field(default_factory=dict)
     """Bytes measured so far, by operation."""
+    away: str = ""
+    """Why it cannot be used now; empty where it can."""
+
+    @property
+    def optional(self) -> bool:
+        """It may be away without that being a fault."""
+        return bool(self.descriptor.get("optional", False))
 
     @property
     def volume_id(self) -> str:
@@ -154,11 +177,15 @@ class Fold:
         """By producer: the snapshot whose end has not come."""
         self.volumes: dict[str, VolumeState] = {}
         self.moves = MoveTable()
+        self.deletions = DeletionTable()
+        self.compactions = CompactionTable()
         self.refusals: deque[RefusalNote] = deque(maxlen=REFUSALS_KEPT_MAX)
         self.refusals_total = 0
         self.limits = Limits()
         self.policies = PolicyState()
         """What the planner remembers beside the index."""
+        self.comparison: Comparison | None = None
+        """With the policies of the settings' `shadow`."""
         self.settings: dict[str, Any] = {}
         self.policy_version = ""
         self.paused: set[str] = set()
@@ -190,6 +217,13 @@ class Fold:
                 self.tick(control.now_us, position)
             case MoveStep():
                 self._apply_step(control)
+            case DeletionStep():
+                self._apply_deletion_step(control)
+            case CompactionStep():
+                self._apply_compaction_step(control)
+            case LayoutEntry():
+                if control.volume in self.volumes:
+                    self.compactions.learn(control.volume, control.fragmentation)
             case SettingsEntry():
                 self._apply_settings(control)
             case VolumeEntry():
@@ -201,21 +235,19 @@ class Fold:
 
     def tick(self, now_us: int, position: int) -> Plan:
         """Advance time (never backwards) and plan. The plan's moves are open when it returns."""
-        self.now_us = max(self.now_us, now_us)
+        since_us, self.now_us = self.now_us, max(self.now_us, now_us)
+        orders = self._deletion_orders(position)
         if "" in self.paused:
             return Plan()
-        plan = plan_moves(
-            self.index,
-            [volume.as_planned() for volume in self.volumes.values()],
-            self.moves,
-            self.index.touched_since_drain(),
-            self.limits,
-            self.now_us,
-            frozenset(self.paused),
-            state=self.policies,
-            namespaces=self.namespaces,
-        )
-        self.moves.add(
+        touched = self.index.touched_since_drain()
+        if self.comparison is not None:
+            volumes, book, out = self.volumes_by_speed(), self.policies.book, self._out_of_plans()
+            refused = frozenset(self.deletions.refused)
+            self.comparison.tick(
+                self.index, volumes, touched, book, since_us, self.now_us, out, self.namespaces, refused
+            )
+        plan = self._plan(touched, self.now_us, self.policies, orders)
+        moves = (
             Move(
                 move_id=f"{position}-{number}",
                 kind=proposal.kind,
@@ -226,29 +258,172 @@ class Fold:
                 reason=proposal.reason,
                 planned_us=self.now_us,
                 changed_us=self.now_us,
+                deletion=proposal.deletion,
             )
             for number, proposal in enumerate(plan.proposals)
         )
+        if self.limits.dry_run:
+            self.moves.add_dry(moves)
+        else:
+            self.moves.add(moves)
         self.refusals.extend(RefusalNote(self.now_us, r.key, r.volume, r.reason) for r in plan.refusals)
         self.refusals_total += plan.refused
-        self.plans_digest = _digest([self.plans_digest, position, *_plan_rows(plan)])
+        compactions = self._plan_compactions(position)
+        self.plans_digest = _digest([self.plans_digest, position, *_plan_rows(plan), *_compaction_rows(compactions)])
         return plan
+
+    def _plan_compactions(self, position: int) -> list[CompactionProposal]:
+        volumes = [volume.as_planned() for volume in self.volumes.values()]
+        proposals = plan_compactions(
+            self.index, volumes, self.compactions, self.policies.buckets, self.limits, self.now_us, self._out_of_plans()
+        )
+        for number, proposal in enumerate(proposals):
+            self.compactions.add(
+                Compaction(
+                    compaction_id=f"{position}-compaction-{number}",
+                    volume=proposal.volume,
+                    kind=proposal.kind,
+                    reason=proposal.reason,
+                    planned_us=self.now_us,
+                    changed_us=self.now_us,
+                    before=proposal.before,
+                    keys=keys_to_save(proposal.keys),
+                    blocks=len(proposal.keys),
+                    state=CompactionState.DRY if self.limits.dry_run else CompactionState.PLANNED,
+                )
+            )
+        return proposals
+
+    def preview(self, now_us: int) -> Plan:
+        """The plan that a tick at `now_us` would make. Changes nothing; copies what the policies remember."""
+        return self._plan(self.index.touched(), max(self.now_us, now_us), copy.deepcopy(self.policies))
+
+    def _deletion_orders(self, position: int) -> list[Proposal]:
+        """What deletions want to be freed now."""
+        if not (self.deletions.open or self.deletions.suspects):
+            return []
+        with self.index.lock:
+            tick = DeletionTick(
+                self.deletions,
+                self.index,
+                self.moves,
+                self.namespaces,
+                [Standing(volume.volume_id, volume.place, self._held_back(volume)) for volume in self.volumes.values()],
+                {producer_id: (state.epoch, state.sequence) for producer_id, state in self.producers.items()},
+                now_us=self.now_us,
+                moves_max=self.limits.delete_moves_max,
+            )
+            return tick.work(f"{position}-again")
+
+    def _held_back(self, volume: VolumeState) -> str:
+        """Why nothing is deleted from a volume now; empty where something may be."""
+        if volume.away:
+            return volume.away
+        if "" in self.paused or volume.volume_id in self.paused:
+            return "paused by an operator: resume it"
+        return "policy.dry_run is on: nothing is carried out" if self.limits.dry_run else ""
+
+    def _plan(
+        self, touched: Iterable[int], now_us: int, state: PolicyState, orders: Sequence[Proposal] = ()
+    ) -> Plan:
+        """Over the volumes that are neither paused nor away."""
+        plan = plan_moves(
+            self.index,
+            [volume.as_planned() for volume in self.volumes.values()],
+            self.moves,
+            touched,
+            self.limits,
+            now_us,
+            self._out_of_plans(),
+            state=state,
+            namespaces=self.namespaces,
+            orders=orders,
+            kept_out=KeptOut(self.deletions, self.index, self.namespaces),
+        )
+        self._spare_last_copies(plan)
+        return plan
+
+    def _out_of_plans(self) -> frozenset[str]:
+        return frozenset(self.paused | {volume.volume_id for volume in self.volumes.values() if volume.away})
+
+    def _spare_last_copies(self, plan: Plan) -> None:
+        """The last copy of a block is deleted from the slowest volume alone, and not while that one is paused or away:
+        then another is the slowest of those that were planned for. No optional volume that is away is waited for.
+        """
+        lasting = [v.as_planned() for v in self.volumes.values() if not (v.away and v.optional)]
+        slowest = max(lasting, key=lambda volume: volume.order, default=None)
+        if slowest is None:
+            return
+        proposals, plan.proposals = plan.proposals, []
+        for each in proposals:
+            if each.kind is MoveKind.DELETE and not each.deletion and each.source != slowest.volume_id:
+                plan.refuse(each.block, each.source, f"{each.reason}, but {slowest.volume_id} is paused or away")
+            else:
+                plan.proposals.append(each)
 
     def _apply_step(self, step: MoveStep) -> None:
         for move_id in step.move_ids:
             try:
-                self.moves.step(move_id, Trigger(step.trigger), self.now_us, step.reason)
+                self._step(move_id, Trigger(step.trigger), step.reason)
             except (IllegalMove, ValueError):
-                self.skipped["illegal move step"] += 1
+                # Cancelled, or its volume lost, while the step was on its way into the log: no fault.
+                if not self.moves.was_aborted(move_id):
+                    self.skipped["illegal move step"] += 1
+
+    def _apply_deletion_step(self, step: DeletionStep) -> None:
+        try:
+            self.deletions.answered(step)
+        except IllegalDeletion:
+            self.skipped["illegal deletion step"] += 1
+
+    def _apply_compaction_step(self, step: CompactionStep) -> None:
+        try:
+            compaction = self.compactions.step(step, self.now_us)
+        except (IllegalCompactionStep, ValueError):
+            # Cancelled, or its volume lost, while the step was on its way into the log: no fault.
+            if not self.compactions.was_aborted(step.compaction):
+                self.skipped["illegal compaction step"] += 1
+            return
+        volume = self.volumes.get(compaction.volume)
+        written_bytes = max(step.moved_bytes, step.freed_bytes)
+        if volume is not None and written_bytes:
+            charge(self.policies.buckets, volume.as_planned(), self.limits, written_bytes, self.now_us)
+
+    def _abort_compactions(self, why: str, volume: str = "", compaction_id: str = "") -> None:
+        """Of one volume, of one id, or all that are open."""
+        wanted = [
+            each
+            for each in self.compactions.open.values()
+            if volume in ("", each.volume) and compaction_id in ("", each.compaction_id)
+        ]
+        self.compactions.abort(why, self.now_us, wanted)
 
     def _apply_settings(self, entry: SettingsEntry) -> None:
         before = self._index_order()
         self.settings = entry.settings
         self.policy_version = entry.policy_version
         self.limits = msgspec.convert(entry.settings.get("policy", {}), Limits, strict=False)
+        if self.limits.dry_run:
+            self._abort("dry run", [move for move in self.moves.open.values() if move.state is MoveState.PLANNED])
+        if self.limits.dry_run or not self.limits.compaction:
+            self._abort_compactions("dry run" if self.limits.dry_run else "compaction was switched off")
+        self._compare()
         if self._index_order() != before:
             for volume in self.volumes.values():
                 self.index.set_order(volume.place, self._index_order())
+
+    def _compare(self) -> None:
+        """Begin a comparison with the settings' shadows, unless one of the same terms goes on."""
+        terms, before = terms_of(self.settings, self.policy_version, self.limits), self.comparison
+        if terms is None:
+            self.comparison = None
+        elif before is None or before.terms != terms:
+            note = "" if before is None else "begun anew: the settings of a shadow or of the live policy changed"
+            self.comparison = Comparison(terms, self.index.lock, note)
+
+    def volumes_by_speed(self) -> list[Volume]:
+        """Registered volumes as planned for, fastest first."""
+        return sorted((volume.as_planned() for volume in self.volumes.values()), key=lambda volume: volume.order)
 
     def _index_order(self) -> str:
         """The order that the index keeps of volumes, under the chosen eviction."""
@@ -256,30 +431,75 @@ class Fold:
 
     def _apply_volume(self, entry: VolumeEntry) -> None:
         volume_id = str(entry.descriptor["id"])
-        known = self.volumes.pop(volume_id, None)
+        if not entry.registered or entry.away:
+            self.deletions.lose(volume_id)
+            why = entry.away or f"{volume_id} was unregistered"
+            self._abort_compactions(why, volume_id)
+            self._abort(why, [move for move in self.moves.open.values() if volume_id in (move.source, move.target)])
+        known = self.volumes.get(volume_id)
+        if known is not None and entry.registered and (known.descriptor, known.producer) == (
+            entry.descriptor, entry.producer
+        ):  # fmt: skip
+            known.agent, known.away = entry.agent, entry.away
+            return
+        self.volumes.pop(volume_id, None)
         if known is not None:
             self.index.set_volume(known.place, False)
             self.index.set_order(known.place, "lru")
         if not entry.registered:
-            for move in [m for m in self.moves.open.values() if volume_id in (m.source, m.target)]:
-                if Trigger.ABORT in move.triggers:
-                    self.moves.step(move.move_id, Trigger.ABORT, self.now_us, f"{volume_id} was unregistered")
+            self.compactions.forget(volume_id)
             return
         place = self.index.place(PlaceKey(entry.producer, int(entry.descriptor["tier"]), volume_id))
         self.index.set_volume(place, True)
         self.index.set_order(place, self._index_order())
-        state = VolumeState(entry.descriptor, entry.agent, entry.producer, place)
+        state = VolumeState(entry.descriptor, entry.agent, entry.producer, place, away=entry.away)
         if known is not None:
             state.rates, state.peaks, state.measured = known.rates, known.peaks, known.measured
+        self.deletions.suspect(self.deletions.refused)
         self.volumes[volume_id] = state
+
+    def _abort(self, why: str, moves: Iterable[Move]) -> None:
+        """End moves that must not go on. A promotion past its switch is done but for the word: it keeps its source."""
+        for move in moves:
+            if Trigger.ABORT in move.triggers:
+                self._step(move.move_id, Trigger.ABORT, why)
+            elif Trigger.KEEP in move.triggers:
+                self._step(move.move_id, Trigger.KEEP)
+
+    def _step(self, move_id: str, trigger: Trigger, note: str = "") -> None:
+        """Advance a move, and all that counts on it. Raises `IllegalMove`."""
+        move = self.moves.step(move_id, trigger, self.now_us, note)
+        if move.deletion:
+            self.deletions.moved(move)
+        if self.comparison is not None and not move.is_open:
+            self.comparison.moved(move, self.now_us)
 
     def _apply_operator(self, entry: OperatorEntry) -> None:
         if entry.action == "pause":
             self.paused.add(entry.volume)
         elif entry.action == "resume":
             self.paused.discard(entry.volume)
+        elif entry.action == "cancel":
+            wanted = [move for move in self.moves.open.values() if entry.move in ("", move.move_id)]
+            self._abort(f"cancelled by {entry.actor}", [move for move in wanted if move.state in CANCELLED_IN])
+            self._abort_compactions(f"cancelled by {entry.actor}", compaction_id=entry.move)
+        elif entry.action in ("delete", "abandon", "enable"):
+            try:
+                self._apply_deletion_order(entry)
+            except (IllegalDeletion, ValueError):
+                self.skipped[f"operator action {entry.action} that cannot be"] += 1
         else:
             self.skipped[f"operator action {entry.action}"] += 1
+
+    def _apply_deletion_order(self, entry: OperatorEntry) -> None:
+        """Raises `IllegalDeletion`, and `ValueError` for a prefix that is no hash."""
+        if entry.action == "delete":
+            scope = Scope(entry.tenant, entry.namespace_id, int(entry.prefix or "0", 16))
+            self.deletions.order(entry.deletion, scope, entry.actor, self.now_us)
+        elif entry.action == "abandon":
+            self.deletions.abandon(entry.deletion, entry.actor, self.now_us)
+        else:
+            self.deletions.enable(entry.tenant)
 
     def _apply_measurement(self, entry: Measurement) -> None:
         volume = self.volumes.get(entry.volume)
@@ -306,12 +526,15 @@ class Fold:
         producer.batches += 1
         producer.sequence = batch.sequence
         self._learn(batch)
+        if self.deletions.refused and any(v.producer == batch.producer for v in self.volumes.values()):
+            self.deletions.suspect(namespace.tenant for namespace in batch.namespaces)
         match batch.kind:
             case BatchKind.EVENTS:
                 if batch.producer in self.pending:
                     self._forget(batch.producer, "its snapshot was broken off; what it placed before is forgotten")
                 producer.events += len(batch.records)
                 self.apply_records(batch.producer, batch.namespace_ids, batch.locations, batch.records)
+                self._show_puts(batch)
             case BatchKind.SNAPSHOT_BEGIN:
                 self.pending[batch.producer] = PendingSnapshot(batch.sequence)
                 if skipped:
@@ -376,6 +599,15 @@ class Fold:
         producer.snapshots += 1
         producer.partial, producer.note = False, ""
 
+    def _show_puts(self, batch: Batch) -> None:
+        """Let the shadows see what clients put on volumes."""
+        if self.comparison is None:
+            return
+        owned = {v.volume_id for v in self.volumes.values() if v.producer == batch.producer}
+        if owned:
+            volumes, tables = self.volumes_by_speed(), (batch.namespace_ids, batch.locations)
+            self.comparison.put(volumes, owned, *tables, batch.records, self.moves, self.now_us)
+
     def apply_records(
         self, producer_id: int, namespace_ids: Sequence[int], locations: Sequence[str], records: Records
     ) -> None:
@@ -415,6 +647,7 @@ class Fold:
             [self.position, self.now_us, self.events_total, self.recomputed, self.refusals_total, self.policy_version],
             [sorted(self.paused), self.settings, sorted(self.skipped.items()), sorted(self.hits_by_tier.items())],
             self.plans_digest,
+            self.moves.dry_total,
         ]
         for producer_id in sorted(self.producers):
             p = self.producers[producer_id]
@@ -425,13 +658,18 @@ class Fold:
         for volume_id in sorted(self.volumes):
             v = self.volumes[volume_id]
             rows.append([volume_id, v.agent, v.producer, v.descriptor, sorted(v.rates.items())])
-            rows.append([sorted(v.peaks.items()), sorted(v.measured.items())])
+            rows.append([sorted(v.peaks.items()), sorted(v.measured.items()), v.away])
         with index.lock:
             rows += _described(index)
             rows += self.policies.described(index)
+            if self.comparison is not None:
+                rows += self.comparison.described()
+                rows += [each for shadow in self.comparison.shadows for each in _described(shadow.index)]
+        rows.append(msgspec.msgpack.encode(save_deletions(self.deletions)))
+        rows += self.compactions.described()
         rows += [
             [move.move_id, move.kind, move.state, move.source, move.target, move.reason, move.note]
-            for move in [*self.moves.open.values(), *self.moves.finished]
+            for move in [*self.moves.open.values(), *self.moves.finished, *self.moves.dry]
         ]
         return _digest(rows).hex()
 
@@ -470,6 +708,12 @@ def _plan_rows(plan: Plan) -> list[Any]:
         *([p.kind, f"{p.block.key.sequence_hash:x}", p.source, p.target, p.reason] for p in plan.proposals),
         *([f"{r.key.sequence_hash:x}", r.volume, r.reason] for r in plan.refusals),
         plan.refused,
+    ]
+
+
+def _compaction_rows(proposals: Sequence[CompactionProposal]) -> list[Any]:
+    return [
+        [p.kind, p.volume, p.reason, [f"{key.sequence_hash:x}" for key in p.keys]] for p in proposals
     ]
 
 

@@ -7,16 +7,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from advisor.compactions import SavedCompactions
+from advisor.deletion_state import SavedDeletions, restore_deletions, save_deletions
+from advisor.deletions import IllegalDeletion
 from advisor.fold import Fold, ProducerState, RefusalNote, VolumeState
 from advisor.index import Key, PlaceKey
 from advisor.moves import Move, MoveKind, MoveState
 from advisor.policies.limits import Limits
 from advisor.policies.state import SavedPolicies
+from advisor.shadow_comparison import Comparison, SavedComparison
 from advisor.snapshots import Chunk, PendingSnapshot
 from event_plane.schema import RECORD_DTYPE, Namespace
 
-STATE_VERSION = 3
-"""What is written. Older ones are read too: 1 knew no snapshots, 2 no policies that remember."""
+STATE_VERSION = 4
+"""What is written. Older ones are read too: 1 knew no snapshots, 2 no policies that remember, 3 no volumes that are away
+no dry runs and no deletions."""
 
 
 class StateError(Exception):
@@ -56,6 +61,7 @@ class _Volume(msgspec.Struct, array_like=True):
     rates: dict[str, float]
     peaks: dict[str, float] = {}
     measured: dict[str, int] = {}
+    away: str = ""
 
 
 class _Key(msgspec.Struct, array_like=True):
@@ -78,6 +84,7 @@ class _Move(msgspec.Struct, array_like=True):
     changed_us: int
     state: MoveState
     note: str
+    deletion: str = ""
 
 
 class _Refusal(msgspec.Struct, array_like=True):
@@ -111,6 +118,11 @@ class _State(msgspec.Struct):
     refusals: list[_Refusal]
     pending: list[_Pending] = []
     policies: SavedPolicies = msgspec.field(default_factory=SavedPolicies)
+    comparison: SavedComparison | None = None
+    moves_dry: list[_Move] = []
+    moves_dry_total: int = 0
+    deletions: SavedDeletions = msgspec.field(default_factory=SavedDeletions)
+    compactions: SavedCompactions = msgspec.field(default_factory=SavedCompactions)
 
 
 def export_state(fold: Fold) -> bytes:
@@ -140,7 +152,8 @@ def export_state(fold: Fold) -> bytes:
                 for producer_id, p in fold.producers.items()
             ],
             volumes=[
-                _Volume(v.descriptor, v.agent, v.producer, v.rates, v.peaks, v.measured) for v in fold.volumes.values()
+                _Volume(v.descriptor, v.agent, v.producer, v.rates, v.peaks, v.measured, v.away)
+                for v in fold.volumes.values()
             ],
             moves_open=[_from_move(move) for move in moves.open.values()],
             moves_finished=[_from_move(move) for move in moves.finished],
@@ -152,6 +165,11 @@ def export_state(fold: Fold) -> bytes:
                 for producer_id, pending in fold.pending.items()
             ],
             policies=fold.policies.saved(),
+            comparison=None if fold.comparison is None else fold.comparison.saved(),
+            moves_dry=[_from_move(move) for move in moves.dry],
+            moves_dry_total=moves.dry_total,
+            deletions=save_deletions(fold.deletions),
+            compactions=fold.compactions.saved(),
         )
     )  # fmt: skip
 
@@ -194,16 +212,26 @@ def restore_state(fold: Fold, state: bytes) -> None:
         volume_id, tier = str(volume.descriptor["id"]), int(volume.descriptor["tier"])
         place = fold.index.place(PlaceKey(volume.producer, tier, volume_id))
         fold.volumes[volume_id] = VolumeState(
-            volume.descriptor, volume.agent, volume.producer, place, volume.rates, volume.peaks, volume.measured
-        )
+            volume.descriptor, volume.agent, volume.producer, place, volume.rates, volume.peaks, volume.measured,
+            volume.away,
+        )  # fmt: skip
     try:
         fold.policies.restore(saved.policies)
+        if saved.comparison is not None:
+            fold.comparison = Comparison.restored(saved.comparison, fold.index.lock)
     except ValueError as fault:
         raise StateError(f"what the policies remember cannot be read: {fault}") from fault
+    try:
+        restore_deletions(fold.deletions, saved.deletions)
+        fold.compactions.restore(saved.compactions)
+    except (ValueError, IllegalDeletion) as fault:
+        raise StateError(f"the deletions cannot be read: {fault}") from fault
     fold.moves.add(_to_move(move) for move in saved.moves_open)
     fold.moves.finished.extend(_to_move(move) for move in saved.moves_finished)
     fold.moves.counts.update({(kind, state): count for kind, state, count in saved.move_counts})
     fold.moves.moved_bytes = saved.moved_bytes
+    fold.moves.dry.extend(_to_move(move) for move in saved.moves_dry)
+    fold.moves.dry_total = saved.moves_dry_total
     fold.refusals.extend(RefusalNote(r.at_us, _to_key(r.key), r.volume, r.reason) for r in saved.refusals)
 
 
@@ -230,12 +258,12 @@ def _to_chunk(chunk: _Chunk) -> Chunk:
 def _from_move(move: Move) -> _Move:
     return _Move(
         move.move_id, move.kind, _from_key(move.key), move.source, move.target, move.block_bytes, move.reason,
-        move.planned_us, move.changed_us, move.state, move.note,
+        move.planned_us, move.changed_us, move.state, move.note, move.deletion,
     )  # fmt: skip
 
 
 def _to_move(move: _Move) -> Move:
     return Move(
         move.move_id, move.kind, _to_key(move.key), move.source, move.target, move.block_bytes, move.reason,
-        move.planned_us, move.changed_us, move.state, move.note,
+        move.planned_us, move.changed_us, move.state, move.note, move.deletion,
     )  # fmt: skip

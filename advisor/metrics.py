@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from advisor.views import ProducerView, Summary, VolumeView
+from advisor.views import ComparisonView, ProducerView, Summary, VolumeView
 
 LabelValues = TypeVar("LabelValues", bound=tuple[str, ...])
 
@@ -99,6 +99,45 @@ class Metrics:
         self.moved_bytes = self._counter("moved_bytes", "Bytes copied by moves.")
         self.refusals = self._counter("refusals", "Moves that a plan wanted and a limit refused.")
 
+        self.policy_uses = self._counter("policy_uses", "Uses of blocks that volumes hold, as compared.", "policy")
+        self.policy_found = self._counter("policy_found", "Uses found on the fastest volume.", "policy")
+        self.policy_moves = self._counter("policy_moves", "Moves that a policy made, a shadow's in thought.", "policy")
+        self.policy_moved_bytes = self._counter("policy_moved_bytes", "Bytes copied by those moves.", "policy")
+        self.policy_promoted = self._counter("policy_promoted", "Moves to the fastest volume.", "policy")
+        self.policy_promoted_used = self._counter(
+            "policy_promoted_used", "Those whose block was used before it left.", "policy"
+        )
+        self.policy_bounced = self._counter(
+            "policy_bounced", "Moves of a block back to the fastest volume within 10 minutes.", "policy"
+        )
+        self.policy_saved_seconds = self._gauge(
+            "policy_saved_seconds", "Est. seconds that readers saved against the slowest volume so far.", "policy"
+        )
+        self.policy_left_out = self._counter("policy_left_out", "Blocks that a shadow had no room for.", "policy")
+
+        self.compactions = self._counter("compactions", "Compactions that ended.", "state")
+        self.compactions_open = self._gauge("compactions_open", "Compactions planned or under way.")
+        self.compaction_bytes = self._counter("compaction_bytes", "Bytes of blocks that compactions wrote.")
+        self.compaction_freed_bytes = self._counter("compaction_freed_bytes", "Bytes that compactions gave back.")
+        self.volume_reclaimable_bytes = self._gauge(
+            "volume_reclaimable_bytes", "What a compaction would give back.", "volume"
+        )
+        self.volume_chain_spread = self._gauge(
+            "volume_chain_spread", "Pieces that chains lie in, for each that would do.", "volume"
+        )
+
+        self.hook_calls = self._counter("hook_calls", "Calls of a hook.", "hook")
+        self.hook_failures = self._counter("hook_failures", "Calls of a hook that failed.", "hook")
+        self.hook_dropped = self._counter("hook_dropped", "What a hook was too slow for.", "hook")
+        self.mover_ignored = self._counter(
+            "mover_ignored_answers", "Answers to published plans that changed nothing.", "agent", "reason"
+        )
+
+        self.deletions_open = self._gauge("deletions_open", "Deletions that have not ended.")
+        self.deletion_blocks = self._counter("deletion_blocks", "Copies of blocks that deletions freed.")
+        self.deletion_bytes = self._counter("deletion_bytes", "Their bytes.")
+        self.tenants_refused = self._gauge("tenants_refused", "Deleted tenants that were not enabled again.")
+
         self.source_connected = self._gauge("source_connected", "1 while the connection stands.", "source")
         self.source_reconnects = self._counter("source_reconnects", "Lost connections that were mended.", "source")
         self.source_dropped = self._counter(
@@ -141,6 +180,23 @@ class Metrics:
         self.producer_resends.replace({(each.id, each.name): each.resends for each in producers})
         self.producer_snapshots.replace({(each.id, each.name): each.snapshots for each in producers})
         self.producer_blocks.replace({(each.id, each.name): each.blocks for each in producers})
+
+    def show_policies(self, comparison: ComparisonView) -> None:
+        """Copy the comparison of the live policy with its shadows; where there is none, nothing of it is shown."""
+        for policy in comparison.policies:
+            figures = policy.since_start
+            for family, value in (
+                (self.policy_uses, figures.uses),
+                (self.policy_found, figures.found),
+                (self.policy_moves, figures.moves),
+                (self.policy_moved_bytes, figures.moved_bytes),
+                (self.policy_promoted, figures.promoted),
+                (self.policy_promoted_used, figures.promoted_used),
+                (self.policy_bounced, figures.bounced),
+                (self.policy_saved_seconds, figures.saved_s or 0.0),
+                (self.policy_left_out, policy.left_out),
+            ):
+                family.set(value, policy.name)
 
     def render(self) -> bytes:
         """Prometheus' text format."""

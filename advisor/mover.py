@@ -1,32 +1,35 @@
-"""Carries out moves: the shell around `advisor.moves`. Every step is logged before the next command is sent.
+"""Has moves carried out: the shell around `advisor.moves` and `advisor.move_turns`.
 
-The mover asks agents through `AgentPort`. Command ids are made of the phase and the moves they carry, so that a command
-asked again after a crash of the advisor is answered by the agent as before.
+Every step is logged before the next command is sent. Open moves are read from the fold, so a restart goes on where the
+log ends; command ids are made of what they carry, so a command asked again after a crash is the same one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
-import msgspec
 import structlog
 
-from advisor.entries import Control, Measurement, MoveStep, OutcomeBatch, VolumeEntry
+from advisor.agent_watch import volume_changes
+from advisor.entries import Control, MoveStep, OutcomeBatch
 from advisor.fold import Fold
+from advisor.move_turns import Way, next_turns
+from advisor.movers.port import GOOD, DeadlinePassed, MoverPort, Phase, command_for
 from advisor.moves import FREES_SOURCE, Move, MoveKind, MoveState, Trigger
 from advisor.pipeline import StoppedError
 from advisor.turnstile import Turnstile
 from storage_agent.errors import AgentUnreachable, CommandRefused, StaleTerm
-from storage_agent.port import AgentPort, AgentStat, BlockKey, CommandOutcome, VolumeStat
+from storage_agent.port import AgentStat, CommandOutcome
 
-COMMAND_MOVES_MAX = 32
-"""Moves in one command, so that an agent's reads and writes are never held up by a long one."""
+COMMANDS_MAX = 64
+"""Commands under way, of all agents."""
+LOOK_S = 0.2
 UNREACHABLE_PAUSE_S = 1.0
 
 _log = structlog.get_logger()
@@ -34,11 +37,11 @@ _T = TypeVar("_T")
 
 
 class Mover(threading.Thread):
-    """One thread for all agents. Open moves are read from the fold, so a restart goes on where the log ends."""
+    """One thread that hands out commands, one for each command under way, and one for each agent that watches it."""
 
     def __init__(
         self,
-        agents: Mapping[str, AgentPort],
+        movers: Mapping[str, MoverPort],
         fold: Fold,
         lock: Turnstile,
         submit: Callable[[Control], Future[int]],
@@ -47,11 +50,15 @@ class Mover(threading.Thread):
         fail: Callable[[BaseException], None],
         watch_interval_s: float,
         term: int,
+        moves_at_once: Mapping[str, int],
+        away_after_s: Mapping[str, float],
     ) -> None:
+        """`movers`, by agent. `moves_at_once`: commands under way on one way of an agent's, 1 where nothing is said.
+        `away_after_s`: volumes of an agent that is unreachable for so long are away; never, where nothing is said."""
         super().__init__(name="kvadvisor-mover", daemon=True)
         self.unreachable: dict[str, str] = {}
         """By agent: why it cannot be reached, since when. Replaced whole, never changed."""
-        self._agents = agents
+        self._movers = movers
         self._fold = fold
         self._lock = lock
         self._submit = submit
@@ -59,188 +66,192 @@ class Mover(threading.Thread):
         self._fail = fail
         self._watch_interval_s = watch_interval_s
         self._term = term
+        self._moves_at_once = moves_at_once
+        self._away_after_s = away_after_s
         self._wake = threading.Event()
-        self._totals: dict[tuple[str, str], tuple[int, float]] = {}
+        self._guard = threading.Lock()
+        """Of what follows, and of `unreachable`."""
+        self._taken: set[str] = set()
+        """Moves that a command carries."""
+        self._under_way: Counter[Way] = Counter()
 
     def wake(self) -> None:
         """There may be open moves."""
         self._wake.set()
 
     def run(self) -> None:
-        watched_s = float("-inf")
+        for agent in self._movers:
+            self._start(f"watch-{agent}", partial(self._watch, agent))
+        self._guarded(self._hand_out)
+
+    def _start(self, name: str, work: Callable[[], None]) -> None:
+        threading.Thread(target=self._guarded, args=(work,), name=f"kvadvisor-{name}", daemon=True).start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            while not self._stopping.is_set():
-                if time.monotonic() - watched_s >= self._watch_interval_s:
-                    watched_s = time.monotonic()
-                    for name in self._agents:
-                        self._watch(name)
-                if not self._carry_out_one():
-                    self._wake.wait(min(0.2, self._watch_interval_s))
-                    self._wake.clear()
+            work()
         except StoppedError:
             return
         except Exception as fault:  # noqa: BLE001 -- reported by the service, which stops everything
             self._fail(fault)
 
-    # -- volumes and measurements
+    # -- agents
 
-    def _watch(self, name: str) -> None:
+    def _watch(self, agent: str) -> None:
         """Log what changed in an agent's volumes and what its transfers took since the last look."""
-        stat = self._ask(name, lambda agent: agent.stat())
-        if stat is None:
-            return
-        for control in self._changes(name, stat):
-            self._log_and_wait(control)
+        totals: dict[tuple[str, str], tuple[int, float]] = {}
+        lost_s = 0.0
+        while not self._stopping.is_set():
+            stat = self._ask(agent, lambda mover: mover.stat())
+            if stat is not None:
+                lost_s = 0.0
+                self._log_changes(agent, stat, totals, "")
+            else:
+                lost_s = lost_s or time.monotonic()
+                if time.monotonic() - lost_s >= self._away_after_s.get(agent, float("inf")):
+                    why = f"agent {agent} is unreachable: {self.unreachable.get(agent, 'it does not answer')}"
+                    self._log_changes(agent, None, totals, why)
+            pause_s = self._watch_interval_s if stat is not None else min(self._watch_interval_s, UNREACHABLE_PAUSE_S)
+            self._stopping.wait(pause_s)
 
-    def _changes(self, name: str, stat: AgentStat) -> list[Control]:
-        changes: list[Control] = []
+    def _log_changes(
+        self, agent: str, stat: AgentStat | None, totals: dict[tuple[str, str], tuple[int, float]], away: str
+    ) -> None:
         with self._lock:
-            known = {v.volume_id: v for v in self._fold.volumes.values() if v.agent == name}
-            for volume in stat.volumes:
-                descriptor = _descriptor(volume)
-                before = known.pop(volume.descriptor.id, None)
-                if before is None or before.descriptor != descriptor or before.producer != stat.producer:
-                    changes.append(VolumeEntry(descriptor, agent=name, producer=stat.producer))
-            changes += [VolumeEntry(v.descriptor, name, v.producer, registered=False) for v in known.values()]
-        for volume in stat.volumes:
-            for operation, total_bytes, total_seconds in (
-                ("read", volume.read_bytes_total, volume.read_seconds_total),
-                ("write", volume.write_bytes_total, volume.write_seconds_total),
-            ):
-                key = (volume.descriptor.id, operation)
-                seen_bytes, seen_seconds = self._totals.get(key, (0, 0.0))
-                self._totals[key] = (total_bytes, total_seconds)
-                moved, seconds = total_bytes - seen_bytes, total_seconds - seen_seconds
-                if moved > 0 and seconds > 0:
-                    changes.append(Measurement(volume.descriptor.id, operation, moved, seconds))
-        return changes
+            known = [volume for volume in self._fold.volumes.values() if volume.agent == agent]
+            changes = volume_changes(agent, known, stat, totals, away)
+        for control in changes:
+            self._log_and_wait(control)
 
     # -- moves
 
-    def _carry_out_one(self) -> bool:
-        """Send one command, for moves that are in the same state on the same way. False: nothing to do."""
-        for (agent, kind, state), moves in self._open_moves().items():
-            if agent in self.unreachable and self._ask(agent, lambda port: port.stat()) is None:
-                continue
-            self._advance(agent, kind, state, moves)
-            return True
-        return False
+    def _hand_out(self) -> None:
+        while not self._stopping.is_set():
+            for agent, turns in self._turns().items():
+                for way, moves in turns.items():
+                    self._start(f"move-{way.source}", partial(self._carry_out, agent, way, moves))
+            self._wake.wait(min(LOOK_S, self._watch_interval_s))
+            self._wake.clear()
 
-    def _open_moves(self) -> dict[tuple[str, MoveKind, MoveState], list[Move]]:
-        ready: dict[tuple[str, MoveKind, MoveState], list[Move]] = defaultdict(list)
-        routes: dict[tuple[str, MoveKind, MoveState], tuple[str, str]] = {}
-        with self._lock:
-            # Moves that are furthest come first: what is copied must be switched before more is copied.
-            for move in sorted(self._fold.moves.open.values(), key=lambda m: -_ORDER[m.state]):
-                volume = self._fold.volumes.get(move.source)
-                if volume is None:
+    def _turns(self) -> dict[str, dict[Way, list[Move]]]:
+        """By agent, the commands to send now; their moves are taken."""
+        with self._guard, self._lock:
+            fold = self._fold
+            free = {
+                volume.volume_id: volume.as_planned().capacity_blocks - fold.index.place_figures(volume.place).blocks
+                for volume in fold.volumes.values()
+            }
+            turns = next_turns(fold.moves.open.values(), self._taken, fold.paused, free)
+            chosen: dict[str, dict[Way, list[Move]]] = defaultdict(dict)
+            for way, moves in turns.items():
+                volume = fold.volumes.get(way.source)
+                if volume is None or volume.agent not in self._movers or volume.agent in self.unreachable:
                     continue
-                key = (volume.agent, move.kind, move.state)
-                route = (move.source, move.target)
-                if routes.setdefault(key, route) == route and len(ready[key]) < COMMAND_MOVES_MAX:
-                    ready[key].append(move)
-        return ready
+                full = self._under_way.total() >= COMMANDS_MAX
+                if full or self._under_way[way] >= self._moves_at_once.get(volume.agent, 1):
+                    continue
+                chosen[volume.agent][way] = moves
+                self._taken.update(move.move_id for move in moves)
+                self._under_way[way] += 1
+            return chosen
 
-    def _advance(self, agent: str, kind: MoveKind, state: MoveState, moves: list[Move]) -> None:
-        """Take one group as far as it goes."""
+    def _carry_out(self, agent: str, way: Way, moves: list[Move]) -> None:
+        try:
+            self._advance(agent, moves)
+        finally:
+            with self._guard:
+                self._taken.difference_update(move.move_id for move in moves)
+                self._under_way[way] -= 1
+            self.wake()
+
+    def _advance(self, agent: str, moves: list[Move]) -> None:
+        """Take moves of one kind in one state as far as they go."""
+        kind, state = moves[0].kind, moves[0].state
         if state is MoveState.PLANNED and kind in (MoveKind.PROMOTE, MoveKind.DEMOTE):
-            self._step(Trigger.BEGIN, moves)
+            moves = self._step(Trigger.BEGIN, moves, state)
             state = MoveState.COPYING
-        if state is MoveState.COPYING or (state is MoveState.PLANNED and kind is MoveKind.DROP):
-            moves = self._copy_and_verify(agent, moves)
+        if state is MoveState.COPYING:
+            moves = self._command(agent, Phase.COPY, moves, state, Trigger.VERIFY)
             state = MoveState.VERIFIED
-        if moves and (state is MoveState.VERIFIED or state is MoveState.PLANNED):
-            self._step(Trigger.SWITCH, moves)
+        elif state is MoveState.PLANNED and kind is MoveKind.DROP:
+            moves = self._command(agent, Phase.CHECK, moves, state, Trigger.VERIFY)
+            state = MoveState.VERIFIED
+        if state in (MoveState.VERIFIED, MoveState.PLANNED):
+            moves = self._step(Trigger.SWITCH, moves, state)
             state = MoveState.SWITCHED
-        if moves and state is MoveState.SWITCHED:
-            if kind in FREES_SOURCE:
-                self._free(agent, moves)
-            else:
-                self._step(Trigger.KEEP, moves)
-
-    def _copy_and_verify(self, agent: str, moves: list[Move]) -> list[Move]:
-        """Copy, or for a drop check the copy that is there. Moves that failed are aborted; the others are returned."""
-        keys = [BlockKey(*move.key) for move in moves]
-        source, target = moves[0].source, moves[0].target
-        command_id = _command_id("copy", moves)
-        outcome = self._command(
-            agent, moves, lambda port: port.copy(command_id, keys, source, target, term=self._term)
-        )
-        if outcome is None:
-            return []
-        good, bad = _split(moves, outcome)
-        if good:
-            self._step(Trigger.VERIFY, good, outcome=_batch_of(outcome))
-        for reason, failed in bad.items():
-            self._step(Trigger.ABORT, failed, reason)
-        return good
-
-    def _free(self, agent: str, moves: list[Move]) -> None:
-        keys = [BlockKey(*move.key) for move in moves]
-        source = moves[0].source
-        command_id = _command_id("delete", moves)
-        outcome = self._command(agent, moves, lambda port: port.delete(command_id, source, keys, term=self._term))
-        if outcome is None:
-            return
-        # A block that is gone already was freed by this command before a crash.
-        good, bad = _split(moves, outcome, also="miss")
-        if good:
-            self._step(Trigger.FREE, good, outcome=_batch_of(outcome))
-        for reason, failed in bad.items():
-            self._step(Trigger.ABORT, failed, reason)
+        if kind in FREES_SOURCE:
+            self._command(agent, Phase.FREE, moves, state, Trigger.FREE)
+        else:
+            self._step(Trigger.KEEP, moves, state)
 
     def _command(
-        self, name: str, moves: Sequence[Move], ask: Callable[[AgentPort], CommandOutcome]
-    ) -> CommandOutcome | None:
-        """A command's outcome; None where there is none yet, or where it was refused and the moves are aborted.
+        self, agent: str, phase: Phase, moves: Sequence[Move], state: MoveState, trigger: Trigger
+    ) -> list[Move]:
+        """Have a command carried out for those that are in `state` still, and log what became of them.
 
-        Raises `StaleTerm`, which ends the service: another advisor carries these moves on.
+        Returns those that took `trigger`; none where there is no answer yet. Raises `StaleTerm`, which ends the
+        service: another advisor carries these moves on.
         """
+        moves = _still(moves, state)
+        if not moves:
+            return []
+        command = command_for(phase, moves, self._term)
         try:
-            return self._ask(name, ask)
+            outcome = self._ask(agent, lambda mover: mover.carry_out(command))
         except StaleTerm:
             raise
-        except CommandRefused as fault:
-            self._step(Trigger.ABORT, moves, str(fault))
-            return None
+        except (CommandRefused, DeadlinePassed) as fault:
+            self._step(Trigger.ABORT, moves, state, str(fault))
+            return []
+        if outcome is None:
+            self._stopping.wait(UNREACHABLE_PAUSE_S)
+            return []
+        good, bad = _split(moves, outcome, phase)
+        good = self._step(trigger, good, state, outcome=_batch_of(outcome))
+        for reason, failed in bad.items():
+            self._step(Trigger.ABORT, failed, state, reason)
+        return good
 
     def _step(
-        self, trigger: Trigger, moves: Sequence[Move], reason: str = "", outcome: OutcomeBatch | None = None
-    ) -> None:
-        self._log_and_wait(MoveStep(str(trigger), [move.move_id for move in moves], reason, outcome))
+        self,
+        trigger: Trigger,
+        moves: Sequence[Move],
+        state: MoveState,
+        reason: str = "",
+        outcome: OutcomeBatch | None = None,
+    ) -> list[Move]:
+        """Log the step of those that are in `state` still: others were cancelled, or lost a volume, meanwhile.
+
+        Returns those that took it.
+        """
+        moves = _still(moves, state)
+        if moves:
+            self._log_and_wait(MoveStep(str(trigger), [move.move_id for move in moves], reason, outcome))
+        return [move for move in moves if move.state is not MoveState.ABORTED]
 
     def _log_and_wait(self, control: Control) -> None:
         """Returns when the entry is committed and applied. Raises `StoppedError` when the service stops first."""
         self._submit(control).result()
 
-    def _ask(self, name: str, ask: Callable[[AgentPort], _T]) -> _T | None:
-        """One question to an agent. None: it cannot be reached, which is noted and shown, and asked again later."""
+    def _ask(self, name: str, ask: Callable[[MoverPort], _T]) -> _T | None:
+        """One question to an agent's mover. None: it cannot be reached, which is noted and shown, and asked again."""
         try:
-            answer = ask(self._agents[name])
+            answer = ask(self._movers[name])
         except AgentUnreachable as fault:
-            if self._stopping.is_set():
-                return None
-            if name not in self.unreachable:
-                _log.warning("agent unreachable", agent=name, fault=str(fault))
-                self.unreachable = {**self.unreachable, name: f"{fault} (since {time.strftime('%H:%M:%S')})"}
-            self._stopping.wait(UNREACHABLE_PAUSE_S)
+            with self._guard:
+                if not self._stopping.is_set() and name not in self.unreachable:
+                    _log.warning("agent unreachable", agent=name, fault=str(fault))
+                    self.unreachable = {**self.unreachable, name: f"{fault} (since {time.strftime('%H:%M:%S')})"}
             return None
-        if name in self.unreachable:
-            _log.info("agent reachable again", agent=name)
-            self.unreachable = {k: v for k, v in self.unreachable.items() if k != name}
+        with self._guard:
+            if name in self.unreachable:
+                _log.info("agent reachable again", agent=name)
+                self.unreachable = {k: v for k, v in self.unreachable.items() if k != name}
         return answer
 
 
-_ORDER = {state: number for number, state in enumerate(MoveState)}
-
-
-def _descriptor(volume: VolumeStat) -> dict[str, object]:
-    return dict(msgspec.to_builtins(volume.descriptor))
-
-
-def _command_id(phase: str, moves: Sequence[Move]) -> str:
-    ids = "\n".join(sorted(move.move_id for move in moves))
-    return f"{phase}-{hashlib.blake2b(ids.encode(), digest_size=12).hexdigest()}"
+def _still(moves: Sequence[Move], state: MoveState) -> list[Move]:
+    return [move for move in moves if move.state is state]
 
 
 def _batch_of(outcome: CommandOutcome) -> OutcomeBatch:
@@ -248,14 +259,15 @@ def _batch_of(outcome: CommandOutcome) -> OutcomeBatch:
 
 
 def _split(
-    moves: Sequence[Move], outcome: CommandOutcome, also: str = ""
+    moves: Sequence[Move], outcome: CommandOutcome, phase: Phase
 ) -> tuple[list[Move], dict[str, list[Move]]]:
+    """Moves that may go on, and the others by why not."""
     good: list[Move] = []
     bad: dict[str, list[Move]] = defaultdict(list)
     by_key = {tuple(answer.key): answer for answer in outcome.outcomes}
     for move in moves:
         answer = by_key.get(tuple(move.key))
-        if answer is not None and (answer.result.ok or answer.result == also):
+        if answer is not None and answer.result in GOOD[phase]:
             good.append(move)
         else:
             bad["the agent gave no answer" if answer is None else (answer.reason or str(answer.result))].append(move)

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 
 from advisor.errors import AdvisorError
 from advisor.index import Key
@@ -23,7 +24,7 @@ class MoveKind(StrEnum):
     DROP = "drop"
     """Free the fast copy after reading and checking the slower one."""
     DELETE = "delete"
-    """Free the last copy: the slowest volume is past its high watermark."""
+    """Free the last copy: the slowest volume is past its high watermark. Or any copy, where a person orders it."""
 
 
 class MoveState(StrEnum):
@@ -72,8 +73,11 @@ TRANSITIONS: dict[MoveKind, dict[MoveState, dict[Trigger, MoveState]]] = {
 
 FREES_SOURCE = frozenset({MoveKind.DEMOTE, MoveKind.DROP, MoveKind.DELETE})
 
+CANCELLED_IN = frozenset({MoveState.PLANNED, MoveState.COPYING, MoveState.VERIFIED})
+"""States that a move can be cancelled in: past the switch its source is being freed."""
+
 FINISHED_KEPT_MAX = 512
-"""Finished moves that stay in the state, to be shown."""
+"""Finished moves that stay in the state, to be shown; as many that a dry run planned."""
 
 
 class IllegalMove(AdvisorError):
@@ -95,6 +99,8 @@ class Move:
     changed_us: int
     state: MoveState = MoveState.PLANNED
     note: str = ""
+    deletion: str = ""
+    """The deletion that ordered it; empty where the planner wanted it."""
 
     @property
     def triggers(self) -> frozenset[Trigger]:
@@ -126,13 +132,16 @@ class Move:
 
 
 class MoveTable:
-    """Open moves by id, at most one a block, and the last finished ones."""
+    """Open moves by id, at most one a block, the last finished ones, and those that a dry run planned."""
 
     def __init__(self) -> None:
         self.open: dict[str, Move] = {}
         self.finished: deque[Move] = deque(maxlen=FINISHED_KEPT_MAX)
         self.counts: Counter[tuple[MoveKind, MoveState]] = Counter()
         self.moved_bytes = 0
+        self.dry: deque[Move] = deque(maxlen=FINISHED_KEPT_MAX)
+        """Planned, and never carried out."""
+        self.dry_total = 0
         self._by_key: dict[Key, Move] = {}
 
     def of(self, key: Key) -> Move | None:
@@ -144,6 +153,20 @@ class MoveTable:
             assert move.key not in self._by_key, f"{move.key} has an open move already"
             self.open[move.move_id] = move
             self._by_key[move.key] = move
+
+    def add_dry(self, moves: Iterable[Move]) -> None:
+        for move in moves:
+            self.dry.append(move)
+            self.dry_total += 1
+
+    def planned_at(self, position: int, *, dry: bool) -> list[Move]:
+        """What the tick at `position`, the last one, planned and is open still; of a dry run all that is kept."""
+        newest = reversed(self.dry) if dry else reversed(self.open.values())
+        return list(takewhile(lambda move: move.move_id.startswith(f"{position}-"), newest))[::-1]
+
+    def was_aborted(self, move_id: str) -> bool:
+        """Of the finished moves that are kept."""
+        return any(move.move_id == move_id and move.state is MoveState.ABORTED for move in reversed(self.finished))
 
     def step(self, move_id: str, trigger: Trigger, now_us: int, note: str = "") -> Move:
         """Advance one move; raises `IllegalMove` (also for a move that is not open) and changes nothing then."""

@@ -9,8 +9,12 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from itertools import pairwise
 
+from advisor.compaction_view import compactions_view
 from advisor.entries import (
+    CompactionStep,
+    DeletionStep,
     EntryKind,
+    LayoutEntry,
     LogEntry,
     Measurement,
     MoveStep,
@@ -27,10 +31,13 @@ from advisor.moment import Moment, by_speed
 from advisor.moves import Move
 from advisor.policies.loading import LoadAdvice, advise_load
 from advisor.service import AdvisorService
+from advisor.shadow_views import comparison_view, policies_view
 from advisor.views import (
     BlockPage,
     BlockView,
     Check,
+    CompactionsView,
+    ComparisonView,
     EventsPage,
     EventView,
     LoadAdviceView,
@@ -39,6 +46,7 @@ from advisor.views import (
     MoveView,
     OriginView,
     PlacementView,
+    PoliciesView,
     ProducerView,
     RefusalView,
     Sample,
@@ -56,6 +64,8 @@ SILENT_S = 60.0
 BEHIND_S_MAX = 10.0
 """Past this age of the oldest unapplied entry the service is not ready."""
 RATE_SECONDS = 5
+DRY = "dry"
+"""Shown as the state of a move that a dry run planned."""
 
 
 class ServiceReader:
@@ -163,11 +173,28 @@ class ServiceReader:
             # Where nothing can be told of the connection, an engine that is away looks like one without work.
             away = connection.connected is False
             checks.append(Check(name=f"source {source.name}", ok=not away, text=connection.problem if away else text))
+        for name, figures in service.hook_figures.items():
+            text = f"{figures.calls} calls, {figures.failures} failed, {figures.dropped} lost for its slowness"
+            if figures.last_failure:
+                text += f"; last failure: {figures.last_failure}"
+            checks.append(Check(name=f"hook {name}", ok=True, text=text))
+        return [*checks, *self._agent_checks()]
+
+    def _agent_checks(self) -> list[Check]:
+        """An agent that is away is no fault where all that is known of it are optional volumes."""
+        service = self._service
         unreachable = service.unreachable
+        with service.lock:
+            known: dict[str, list[bool]] = {}
+            for volume in service.fold.volumes.values():
+                known.setdefault(volume.agent, []).append(volume.optional)
+        checks = []
         for agent in sorted({a.name for a in service.settings.agents} | set(unreachable)):
             why = unreachable.get(agent)
-            text = "answers" if why is None else f"{why}: start it, or mend command_url in [[agents]]"
-            checks.append(Check(name=f"agent {agent}", ok=why is None, text=text))
+            optional = bool(known.get(agent)) and all(known[agent])
+            remedy = "its volumes are optional" if optional else "start it, or mend command_url in [[agents]]"
+            text = "answers" if why is None else f"{why}: {remedy}"
+            checks.append(Check(name=f"agent {agent}", ok=why is None or optional, text=text))
         return checks
 
     # -- lists
@@ -212,12 +239,12 @@ class ServiceReader:
     def moves(self, limit: int = 50) -> MovesView:
         with self._service.lock:
             fold = self._service.fold
-            newest = heapq.nlargest(
-                limit, [*fold.moves.open.values(), *fold.moves.finished], key=lambda m: (m.changed_us, m.planned_us)
-            )
+            shown = [*fold.moves.open.values(), *fold.moves.finished, *fold.moves.dry]
+            newest = heapq.nlargest(limit, shown, key=lambda m: (m.changed_us, m.planned_us))
+            dry = {id(move) for move in fold.moves.dry}
             refusals = list(fold.refusals)[-limit:][::-1]
             return MovesView(
-                moves=[_move_view(fold, move) for move in newest],
+                moves=[_move_view(fold, move, DRY if id(move) in dry else str(move.state)) for move in newest],
                 refusals=[
                     RefusalView(
                         at_us=r.at_us,
@@ -229,6 +256,10 @@ class ServiceReader:
                     for r in refusals
                 ],
             )
+
+    def compactions(self, limit: int = 50) -> CompactionsView:
+        with self._service.lock:
+            return compactions_view(self._service.fold, limit)
 
     def producers(self) -> list[ProducerView]:
         service = self._service
@@ -252,6 +283,14 @@ class ServiceReader:
                 for producer_id, state in sorted(service.fold.producers.items(), key=lambda item: item[1].name)
             ]
 
+    def policies(self) -> PoliciesView:
+        with self._service.lock:
+            return policies_view(self._service.fold)
+
+    def comparison(self) -> ComparisonView:
+        with self._service.lock:
+            return comparison_view(self._service.fold)
+
     def load_advice(
         self,
         hashes: Sequence[int],
@@ -268,7 +307,7 @@ class ServiceReader:
                 namespace_id = _longest_known(fold, hashes, tenant, group)
             advice = advise_load(
                 fold.index,
-                [volume.as_read() for volume in fold.volumes.values()],
+                [volume.as_read() for volume in fold.volumes.values() if not volume.away],
                 namespace_id,
                 group,
                 hashes,
@@ -341,7 +380,9 @@ def _parse_cursor(cursor: str) -> int:
 def _volume_view(volume: VolumeState, incoming: int, unreachable: str | None, fold: Fold) -> VolumeView:
     described = volume.as_planned()
     figures = fold.index.place_figures(volume.place)
-    if unreachable is not None:
+    if volume.away:
+        state = f"away: {volume.away}"
+    elif unreachable is not None:
         state = f"agent unreachable: {unreachable}"
     elif volume.volume_id in fold.paused:
         state = "paused by an operator"
@@ -364,6 +405,7 @@ def _volume_view(volume: VolumeState, incoming: int, unreachable: str | None, fo
         write_bytes_per_s=volume.rates.get("write"),
         incoming=incoming,
         state=state,
+        optional=volume.optional,
     )
 
 
@@ -412,11 +454,11 @@ def _parent_hash(fold: Fold, block: BlockRow) -> str:
         return ""  # it went between the page and this look
 
 
-def _move_view(fold: Fold, move: Move) -> MoveView:
+def _move_view(fold: Fold, move: Move, state: str) -> MoveView:
     return MoveView(
         id=move.move_id,
         kind=str(move.kind),
-        state=str(move.state),
+        state=state,
         hash=f"{move.key.sequence_hash:032x}",
         tenant=_tenant(fold, move.key),
         source=move.source,
@@ -489,11 +531,31 @@ def _sentence(entry: LogEntry) -> Iterator[str]:
             yield f"{len(move_ids)} moves took {trigger}"
             if reason:
                 yield reason
+        case CompactionStep(compaction=compaction, trigger=trigger, reason=reason, moved_blocks=moved):
+            yield f"compaction {compaction} took {trigger}" + (f", {moved} blocks rewritten" if moved else "")
+            if reason:
+                yield reason
+        case LayoutEntry(volume=volume, fragmentation=figures):
+            yield f"{volume}: {figures.chains} chains lie in {figures.extents} pieces"
+            yield f"{bytes_text(figures.reclaimable_bytes)} can be given back"
         case SettingsEntry(policy_version=policy, term=term):
             yield f"settings of term {term} for policies {policy}"
-        case VolumeEntry(descriptor=descriptor, agent=agent, registered=registered):
-            yield f"volume {descriptor.get('id')} of agent {agent} {'registered' if registered else 'went away'}"
+        case VolumeEntry(descriptor=descriptor, agent=agent, registered=registered, away=away):
+            became = f"is away: {away}" if away else "registered" if registered else "unregistered"
+            yield f"volume {descriptor.get('id')} of agent {agent} {became}"
+        case DeletionStep(deletion=deletion, volume=volume, asked=asked, missing=missing, reason=reason):
+            answer = reason or f"of {asked} keys {missing} are not there, {asked - missing} were, and are freed"
+            yield f"{deletion} asked {volume}: {answer}"
+        case OperatorEntry(actor=actor, action="delete", tenant=tenant, namespace_id=namespace_id, prefix=prefix):
+            what = f"tenant {tenant}" if tenant else f"namespace {namespace_id:016x}"
+            yield f"{actor}: delete {what}" + (f", prefix {prefix}" if prefix else "")
+        case OperatorEntry(actor=actor, action="cancel", move=move):
+            yield f"{actor}: cancel {move or 'all open moves'}"
+        case OperatorEntry(actor=actor, action="abandon", deletion=deletion):
+            yield f"{actor}: abandon {deletion}"
+        case OperatorEntry(actor=actor, action="enable", tenant=tenant):
+            yield f"{actor}: enable tenant {tenant}"
         case OperatorEntry(actor=actor, action=action, volume=volume):
-            yield f"{actor}: {action} {volume or 'all planning'}"
+            yield f"{actor}: {action} {volume or 'all moves'}"
         case Measurement(volume=volume, operation=operation, transferred_bytes=count, seconds=seconds):
             yield f"{volume}: {operation} {bytes_text(count)} in {duration_text(seconds)}"

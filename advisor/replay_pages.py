@@ -20,6 +20,8 @@ def page_of(report: FileReport) -> FilePage:
         page.rows = _one_tier_rows(report)
     if report.tiers:
         page.charts += _of_tiers(report)
+        if len({tier.fast_blocks for tier in report.tiers}) > 1:
+            page.charts.append(_by_fast_blocks(report))
         page.rows = _two_tier_rows(report)
     if report.drawn is not None:
         page.pictures = report.drawn.pictures
@@ -100,16 +102,44 @@ def _of_tiers(report: FileReport) -> list[Chart]:
     ]
 
 
+def _by_fast_blocks(report: FileReport) -> Chart:
+    lines = []
+    budgets = list(dict.fromkeys(tier.budget for tier in report.tiers))
+    for key in dict.fromkeys((t.admission, t.eviction, t.budget) for t in report.tiers):
+        points = sorted(
+            (float(t.fast_blocks), t.fhit) for t in report.tiers if (t.admission, t.eviction, t.budget) == key
+        )
+        told = f", {_budget_text(key[2])}" if len(budgets) > 1 else ""
+        lines.append(Line(f"{key[0]}, {key[1]}{told}", [x for x, _ in points], [y for _, y in points]))
+    bounds = sorted({(float(tier.fast_blocks), tier.belady_fhit) for tier in report.tiers})
+    lines.append(Line("belady", [x for x, _ in bounds], [y for _, y in bounds], True))
+    return Chart(
+        "capacity",
+        "Hit ratio against the fast tier's size",
+        "Prompt tokens found in the fast tier over all prompt tokens. Dotted: a policy that knows the future.",
+        "fast tier, blocks",
+        "count",
+        "share",
+        lines,
+        logarithmic=True,
+    )
+
+
+def _budget_text(budget: float | None) -> str:
+    return "no budget" if budget is None else f"budget {budget:g}"
+
+
 def _over_time(drawn: Drawn, report: FileReport) -> list[Chart]:
     course = drawn.pictures.course
     charts = []
     if drawn.courses:
+        told = f", {_budget_text(drawn.course_budget)}" if report.tiers else ""
         lines = [Line(policy, course.starts_s, values, policy in BOUNDS) for policy, values in drawn.courses.items()]
         charts.append(
             Chart(
                 "course",
                 "Hit ratio over time",
-                f"At {drawn.course_blocks:,} blocks.",
+                f"At {drawn.course_blocks:,} blocks{told}. Dotted: a policy that knows the future.",
                 "time",
                 "seconds",
                 "share",

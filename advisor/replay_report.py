@@ -31,14 +31,15 @@ TierKey = tuple[str, str, int, float | None]
 class Drawn:
     """What only a page shows.
 
-    `bounds`: hit ratio by capacity of who knows the future. `courses`: by policy, the share of the prompt tokens found
-    at `course_blocks`, in equal spans of time.
+    `bounds`: hit ratio by capacity of who knows the future. `courses`: by policy, or admission and eviction, the share
+    of the prompt tokens found at `course_blocks`, and of two tiers at `course_budget`, in equal spans of time.
     """
 
     pictures: TracePictures
     bounds: list[tuple[int, float]] = field(default_factory=list)
     courses: dict[str, list[float | None]] = field(default_factory=dict)
     course_blocks: int = 0
+    course_budget: float | None = None
 
 
 @dataclass(slots=True)

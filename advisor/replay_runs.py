@@ -1,20 +1,19 @@
-"""One file's requests through all that was asked for, in threads: the kernels let go of Python's lock."""
+"""One file's requests through all that was asked for."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from advisor.caches import RequestTrace, replay_cache
 from advisor.progress import progress_of
 from advisor.replay import TraceResult, live_blocks, replay_trace
+from advisor.replay_processes import spread
 from advisor.replay_report import Drawn, FileReport, Kept, course_of, fingerprint, tier_key
-from advisor.replay_tiers import TierResult, replay_all
+from advisor.replay_tiers import found_over_time, replay_each
 from advisor.tiers import Costs, Tiering
 from advisor.trace_pictures import picture_trace
 from advisor.traces import Trace
@@ -22,8 +21,10 @@ from event_plane.pacing import Pace
 
 BOUND = "belady-leaf"
 
-_Job = TypeVar("_Job")
-_Done = TypeVar("_Done")
+_ACCESS_S = 1e-7
+"""Processor time of a block access in one tier, as far as is known before it runs."""
+_Job = tuple[str, int]
+"""A policy, and blocks that its cache holds."""
 
 
 @dataclass(slots=True)
@@ -77,26 +78,34 @@ def _two_tiers(
     report: FileReport, trace: Trace, asked: Asked, counted_from: int, before: list[FileReport]
 ) -> None:
     done = asked.kept.two_tier(report.fingerprint)
-    lock = threading.Lock()
-
-    def finished(job: Tiering, result: TierResult) -> None:
-        with lock:
-            done[tier_key(job)] = result
-            report.tiers = [done[tier_key(job)] for job in asked.tierings if tier_key(job) in done]
-            asked.kept.write([*before, report])
-
     left = [job for job in asked.tierings if tier_key(job) not in done]
     report.tiers = [done[tier_key(job)] for job in asked.tierings if tier_key(job) in done]
     with progress_of(Path(report.path).name, len(left) * trace.requests) as advance:
-        replay_all(
-            trace,
-            left,
-            asked.costs,
-            advance,
-            counted_from=counted_from,
-            by_priority=asked.by_priority,
-            finished=finished,
+        replayed = replay_each(
+            trace, left, asked.costs, counted_from=counted_from, by_priority=asked.by_priority
         )
+        for job, result in replayed:
+            done[tier_key(job)] = result
+            report.tiers = [done[tier_key(job)] for job in asked.tierings if tier_key(job) in done]
+            asked.kept.write([*before, report])
+            advance(trace.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneTier:
+    """What replays of one trace through one tier share."""
+
+    requests: RequestTrace
+    counted_from: int
+    whole_blocks: bool
+
+
+def _replayed(shared: _OneTier, job: _Job) -> TraceResult:
+    policy, blocks = job
+    ran = replay_cache(
+        shared.requests, policy, blocks, counted_from=shared.counted_from, whole_blocks=shared.whole_blocks
+    )
+    return TraceResult.of(policy, blocks, ran.figures)
 
 
 def _one_tier(
@@ -109,58 +118,64 @@ def _one_tier(
 ) -> None:
     jobs = [(name, blocks) for name in asked.policies for blocks in asked.capacities]
     done = asked.kept.one_tier(report.fingerprint)
-    lock = threading.Lock()
-
-    def run(job: tuple[str, int]) -> None:
-        policy, blocks = job
-        ran = replay_cache(requests, policy, blocks, counted_from=counted_from, whole_blocks=asked.last_half)
-        advance(trace.requests)
-        with lock:
-            done[job] = TraceResult.of(policy, blocks, ran.figures)
-            report.results = [done[job] for job in jobs if job in done]
-            if asked.keep_live and job == jobs[-1]:
-                report.live = trace.low_hashes(requests, ran.present)
-            asked.kept.write([*before, report])
-
     left = [job for job in jobs if job not in done]
     report.results = [done[job] for job in jobs if job in done]
+    shared = _OneTier(requests, counted_from, asked.last_half)
     with progress_of(Path(report.path).name, len(left) * trace.requests) as advance:
-        _in_threads(run, left)
+        for job, result in spread(_replayed, shared, left, len(left) * trace.accesses * _ACCESS_S):
+            done[job] = result
+            report.results = [done[job] for job in jobs if job in done]
+            asked.kept.write([*before, report])
+            advance(trace.requests)
+    if asked.keep_live:
+        report.live = trace.low_hashes(requests, replay_cache(requests, *jobs[-1]).present)
 
 
 def _through_the_fold(report: FileReport, trace: Trace, asked: Asked) -> None:
-    def run(job: tuple[str, int]) -> tuple[TraceResult, list[int]]:
+    """In threads: a replay at a pace waits most of the time."""
+
+    def run(job: _Job) -> tuple[TraceResult, list[int]]:
         replayed = replay_trace(trace, *job, advance, Pace(asked.speed))
         return replayed.result(), live_blocks(replayed.fold) if asked.keep_live else []
 
     jobs = [(name, blocks) for name in asked.policies for blocks in asked.capacities]
-    with progress_of(Path(report.path).name, len(jobs) * trace.requests) as advance:
-        done = _in_threads(run, jobs)
+    with (
+        progress_of(Path(report.path).name, len(jobs) * trace.requests) as advance,
+        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+    ):
+        done = list(pool.map(run, jobs))
     report.results = [result for result, _ in done]
     report.live = done[-1][1]
 
 
 def _drawn(report: FileReport, trace: Trace, requests: RequestTrace, asked: Asked, counted_from: int) -> Drawn:
     drawn = Drawn(picture_trace(trace))
-    if not report.results:
+    if not (report.results or report.tiers):
         return drawn
-
-    def bound(blocks: int) -> tuple[int, float]:
-        ran = replay_cache(requests, BOUND, blocks, counted_from=counted_from, whole_blocks=asked.last_half)
-        return blocks, report.token_hit_ratio(ran.figures.run_tokens)
-
-    def course(policy: str) -> tuple[str, list[float | None]]:
-        ran = replay_cache(requests, policy, drawn.course_blocks, whole_blocks=asked.last_half)
-        return policy, course_of(trace, ran.run_tokens)
-
-    capacities = sorted(set(asked.capacities))
+    capacities = sorted({job.fast_blocks for job in asked.tierings} or set(asked.capacities))
     drawn.course_blocks = capacities[len(capacities) // 2]
-    drawn.courses = dict(_in_threads(course, asked.policies))
-    if BOUND not in asked.policies:
-        drawn.bounds = _in_threads(bound, capacities)
+    for policy in [BOUND] if report.tiers else dict.fromkeys((*asked.policies, BOUND)):
+        ran = replay_cache(requests, policy, drawn.course_blocks, whole_blocks=asked.last_half)
+        drawn.courses[policy] = course_of(trace, ran.run_tokens)
+    if report.tiers:
+        _draw_two_tiers(drawn, trace, asked)
+    elif BOUND not in asked.policies:
+        shared = _OneTier(requests, counted_from, asked.last_half)
+        drawn.bounds = [
+            (blocks, report.token_hit_ratio(_replayed(shared, (BOUND, blocks)).run_tokens)) for blocks in capacities
+        ]
     return drawn
 
 
-def _in_threads(run: Callable[[_Job], _Done], jobs: Iterable[_Job]) -> list[_Done]:
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return list(pool.map(run, jobs))
+def _draw_two_tiers(drawn: Drawn, trace: Trace, asked: Asked) -> None:
+    """At the middle size, and of the budgets the middle one."""
+    budgets = sorted({job.budget for job in asked.tierings}, key=lambda budget: (budget is None, budget))
+    drawn.course_budget = budgets[len(budgets) // 2]
+    shown = [
+        job
+        for job in asked.tierings
+        if (job.fast_blocks, job.budget) == (drawn.course_blocks, drawn.course_budget)
+    ]
+    with progress_of("curves over time", None):
+        for job, found in found_over_time(trace, shown, by_priority=asked.by_priority).items():
+            drawn.courses[f"{job.admission}, {job.eviction}"] = course_of(trace, found)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from rich.console import Group
 from rich.table import Table
 
 from advisor.caches import replay_cache
 from advisor.caches.requests import RequestTrace
 from advisor.errors import AdvisorError
-from advisor.replay import Progress
+from advisor.replay_processes import spread
 from advisor.tiers import (
     Costs,
     Spread,
     TierFigures,
     Tiering,
+    TimedTrace,
+    found_by_request,
     own_eviction,
     replay_tiers,
     scan_survival,
@@ -29,6 +31,9 @@ from advisor.traces import Trace
 
 DEFAULT_ADMISSIONS = ("auto",)
 _MONTH_S = 30 * 86_400.0
+_LEARNING = ("hazard", "duel", "auto")
+_ACCESS_S = {True: 2e-5, False: 4e-7}
+"""Processor time of a replay by whether the admission learns, with its scan, as far as is known before it runs."""
 
 
 class CostError(AdvisorError):
@@ -90,38 +95,56 @@ def require_costs(costs: Costs) -> Costs:
     return costs
 
 
-def replay_all(
-    trace: Trace,
-    jobs: list[Tiering],
-    costs: Costs,
-    progress: Progress,
-    *,
-    counted_from: int = 0,
-    by_priority: bool = False,
-    finished: Callable[[Tiering, TierResult], None] = lambda _job, _result: None,
-) -> list[TierResult]:
-    """In threads: the kernels let go of Python's lock. `progress` is told of requests, each job's once.
+@dataclass(frozen=True, slots=True)
+class _TwoTiers:
+    """What replays of one trace through two tiers share. `bounds`: Belady's fhit by size of the fast tier."""
 
-    `by_priority`: what learns, learns of each priority by itself. `finished` is called in the threads, with each
-    result as it comes.
-    """
-    requests = trace.as_requests()
+    trace: TimedTrace
+    costs: Costs
+    counted_from: int
+    bounds: dict[int, float]
+    block_bytes: int
+    duration_s: float
+
+
+def timed_of(trace: Trace, *, by_priority: bool) -> TimedTrace:
+    """`by_priority`: what learns, learns of each priority by itself, where the trace tells them."""
     priorities = trace.priorities if by_priority and trace.priorities else None
-    two_tier = timed(requests, [ms / 1000.0 for ms in trace.timestamps_ms], priorities)
-    duration_s = float(two_tier.arrivals_s[-1] - two_tier.arrivals_s[0]) if trace.requests else 0.0
-    bounds = {blocks: _belady(requests, blocks, counted_from) for blocks in {job.fast_blocks for job in jobs}}
-    block_bytes = costs.token_bytes * (trace.block_tokens[0] if trace.requests else 0)
+    return timed(trace.as_requests(), [ms / 1000.0 for ms in trace.timestamps_ms], priorities)
 
-    def run(job: Tiering) -> TierResult:
-        figures = replay_tiers(two_tier, job, costs, counted_from=counted_from)
-        survival = scan_survival(two_tier, job, costs)
-        progress(trace.requests)
-        result = _result(job, figures, survival, bounds[job.fast_blocks], block_bytes, costs, duration_s)
-        finished(job, result)
-        return result
 
-    with ThreadPoolExecutor(max(1, min(len(jobs), os.cpu_count() or 1))) as pool:
-        return list(pool.map(run, jobs))
+def replay_each(
+    trace: Trace, jobs: Sequence[Tiering], costs: Costs, *, counted_from: int = 0, by_priority: bool = False
+) -> Iterator[tuple[Tiering, TierResult]]:
+    """Each as it ends, in no order; in processes where it is worth them. Raises `ProcessError`."""
+    requests = trace.as_requests()
+    shared = _TwoTiers(
+        timed_of(trace, by_priority=by_priority),
+        costs,
+        counted_from,
+        {blocks: _belady(requests, blocks, counted_from) for blocks in {job.fast_blocks for job in jobs}},
+        costs.token_bytes * (trace.block_tokens[0] if trace.requests else 0),
+        (trace.timestamps_ms[-1] - trace.timestamps_ms[0]) / 1000.0 if trace.requests else 0.0,
+    )
+    return spread(_replayed, shared, jobs, about_s(trace.accesses, jobs))
+
+
+def found_over_time(
+    trace: Trace, jobs: Sequence[Tiering], *, by_priority: bool = False
+) -> dict[Tiering, npt.NDArray[np.int64]]:
+    """Tokens that each request found in the fast tier. Raises `ProcessError`."""
+    shared = timed_of(trace, by_priority=by_priority)
+    found = dict(spread(found_by_request, shared, jobs, about_s(trace.accesses, jobs)))
+    return {job: found[job] for job in jobs}
+
+
+def about_s(accesses: int, jobs: Sequence[Tiering]) -> float:
+    return accesses * sum(_ACCESS_S[job.admission in _LEARNING] for job in jobs)
+
+
+def _replayed(shared: _TwoTiers, job: Tiering) -> TierResult:
+    figures = replay_tiers(shared.trace, job, shared.costs, counted_from=shared.counted_from)
+    return _result(job, figures, scan_survival(shared.trace, job, shared.costs), shared)
 
 
 def _belady(requests: RequestTrace, blocks: int, counted_from: int) -> float:
@@ -130,15 +153,7 @@ def _belady(requests: RequestTrace, blocks: int, counted_from: int) -> float:
     return found / tokens if tokens else 0.0
 
 
-def _result(
-    job: Tiering,
-    figures: TierFigures,
-    survival: float,
-    belady_fhit: float,
-    block_bytes: int,
-    costs: Costs,
-    duration_s: float,
-) -> TierResult:
+def _result(job: Tiering, figures: TierFigures, survival: float, shared: _TwoTiers) -> TierResult:
     return TierResult(
         job.admission,
         job.eviction,
@@ -147,23 +162,23 @@ def _result(
         figures.fhit,
         figures.moves,
         figures.moves_per_block,
-        figures.moves * block_bytes,
+        figures.moves * shared.block_bytes,
         figures.precision,
         figures.write_amplification,
         figures.ping_pong,
         figures.full,
         survival,
-        belady_fhit,
+        shared.bounds[job.fast_blocks],
         figures.first_token_s,
         figures.first_token_s_always_load,
-        _dollars(job, figures, block_bytes, costs, duration_s) if costs.priced else None,
+        _dollars(job, figures, shared) if shared.costs.priced else None,
     )
 
 
-def _dollars(job: Tiering, figures: TierFigures, block_bytes: int, costs: Costs, duration_s: float) -> float:
+def _dollars(job: Tiering, figures: TierFigures, shared: _TwoTiers) -> float:
     """Keeping the fast tier for the trace's time, writing what moved, computing what was not loaded."""
-    gigabyte = block_bytes / 1e9
-    kept = job.fast_blocks * gigabyte * costs.fast_dollars_per_gb_month * duration_s / _MONTH_S
+    costs, gigabyte = shared.costs, shared.block_bytes / 1e9
+    kept = job.fast_blocks * gigabyte * costs.fast_dollars_per_gb_month * shared.duration_s / _MONTH_S
     moved = figures.moves * gigabyte * costs.moved_dollars_per_gb
     computed_s = figures.recomputed_tokens / costs.prefill_tokens_per_s
     return kept + moved + computed_s / 3600.0 * costs.recompute_dollars_per_hour

@@ -22,9 +22,12 @@ import structlog
 
 from advisor.checkpoint import cut_without_checkpoint, load_newest
 from advisor.checkpointer import Checkpointer
+from advisor.compaction_runner import CompactionRunner
+from advisor.deletion_prover import DeletionProver
 from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntry, Tick, control_entry
 from advisor.errors import AdvisorError, LogError
 from advisor.fold import Fold
+from advisor.hooks import Hook, HookDesk, HookFigures, hook_named
 from advisor.index import INDEX_FULL, ArrayIndex, IndexSize
 from advisor.index.jit import has_compiled
 from advisor.index.warm import warm as warm_index
@@ -34,9 +37,12 @@ from advisor.log_queries import LogQueries
 from advisor.metrics import Metrics
 from advisor.moment import Moment
 from advisor.mover import Mover
+from advisor.movers.agent import AgentMover
+from advisor.movers.opening import open_mover
+from advisor.movers.port import MoverPort
+from advisor.movers.published import PublishedMover
 from advisor.open_log import log_place, open_log, open_queries
 from advisor.pipeline import FoldThread, Group, LogThread, StoppedError, now_us
-from advisor.policies.registry import policy_version
 from advisor.policies.warm import warm as warm_policies
 from advisor.retention import Retention
 from advisor.settings import AdvisorSettings, SourceSettings
@@ -63,7 +69,16 @@ class ServiceFault(AdvisorError):
 class AdvisorService:
     """One advisor. `start` raises what is wrong with settings, log or sources; later faults end it, see `failure`."""
 
-    def __init__(self, settings: AdvisorSettings, *, agents: Mapping[str, AgentPort] | None = None) -> None:
+    def __init__(
+        self,
+        settings: AdvisorSettings,
+        *,
+        agents: Mapping[str, AgentPort] | None = None,
+        movers: Mapping[str, MoverPort] | None = None,
+        hooks: Mapping[str, Hook] | None = None,
+    ) -> None:
+        """`agents`, by name, stand in the place of those of the settings. `movers`, by agent, carry out its moves. Both
+        are the caller's to close. `hooks`, by name, are called beside those that the settings name."""
         self.settings = settings
         self.lock = Turnstile()
         """Held by whoever reads or changes `fold`."""
@@ -75,7 +90,11 @@ class AdvisorService:
         self.stopping = threading.Event()
         self.samples: deque[tuple[int, Moment]] = deque(maxlen=SAMPLES_KEPT_MAX)
         self._agents = agents
+        self._movers = dict(movers or {})
+        self._hooks = dict(hooks or {})
+        self._hook_desk: HookDesk | None = None
         self._log: EventLog | None = None
+        self._opened: list[MoverPort] = []
         self._clients: list[AgentClient] = []
         self._threads: list[threading.Thread] = []
         self.checkpointer: Checkpointer | None = None
@@ -84,6 +103,7 @@ class AdvisorService:
         """Checkpoints that the start could not use, a sentence each."""
         self._log_thread: LogThread | None = None
         self._mover: Mover | None = None
+        self._prover: DeletionProver | None = None
 
     # -- life
 
@@ -107,8 +127,7 @@ class AdvisorService:
         for producer, state in self.fold.producers.items():
             if state.partial:
                 intake.want_snapshot(producer, state.epoch)
-        version_of_policies = policy_version(self.settings.policy.admission)
-        entry = control_entry(SettingsEntry(self.settings.for_fold(), version_of_policies, self.term))
+        entry = control_entry(SettingsEntry(self.settings.for_fold(), self.settings.policy_version, self.term))
         position = log.append([entry], now_us())
         self.fold.apply(LogEntry(position, EntryKind.SETTINGS, entry.payload))
         subscribers = self._connect(intake)
@@ -124,16 +143,9 @@ class AdvisorService:
             committed=self.metrics.commit_seconds.observe,
             probe_interval_s={source.name: source.probe_interval_s for source in self.settings.sources},
         )
-        agents = self._agents
-        if agents is None:
-            clients = {
-                each.name: AgentClient(each.command_url, each.timeout_s, each.credentials)
-                for each in self.settings.agents
-            }
-            self._clients = list(clients.values())
-            agents = clients
-        self._mover = Mover(
-            agents,
+        movers = self._open_movers()
+        self._mover = mover = Mover(
+            movers,
             self.fold,
             self.lock,
             self.submit,
@@ -141,7 +153,13 @@ class AdvisorService:
             fail=self._fail,
             watch_interval_s=self.settings.tick_interval_s,
             term=self.term,
+            moves_at_once={each.name: each.moves_at_once for each in self.settings.agents},
+            away_after_s={each.name: each.away_after_s for each in self.settings.agents},
         )
+        hooks = {name: hook_named(name) for name in self.settings.hooks} | self._hooks
+        if hooks:
+            self._hook_desk = HookDesk(hooks, self.fold, self.lock)
+            self._hook_desk.start()
         fold_thread = FoldThread(
             self.fold,
             self.lock,
@@ -150,7 +168,18 @@ class AdvisorService:
             self._log_thread.unapplied,
             ended=self._log_thread.ended,
             fail=self._fail,
-            applied=self._mover.wake,
+            applied=self._applied,
+        )
+        self._prover = DeletionProver(
+            movers,
+            self.fold,
+            self.lock,
+            self.submit,
+            unreachable=lambda: mover.unreachable,
+            stopping=self.stopping,
+            fail=self._fail,
+            interval_s=self.settings.tick_interval_s,
+            term=self.term,
         )
         pulse = threading.Thread(target=self._pulse, name="kvadvisor-pulse", daemon=True)
         self.checkpointer = Checkpointer(
@@ -172,9 +201,56 @@ class AdvisorService:
             stopping=self.stopping,
             fail=self._fail,
         )
-        self._threads = [fold_thread, self._log_thread, pulse, self._mover, self.checkpointer, self.retention]
+        runners = self._compaction_runners()
+        self._threads = [fold_thread, self._log_thread, pulse, self._mover, self.checkpointer, self.retention, *runners]
+        self._threads += self._prover.threads()
         for thread in self._threads:
             thread.start()
+
+    def _applied(self, group: Group) -> None:
+        """A group was folded: there may be moves to carry out, agents to ask, and hooks to call."""
+        if self._mover is not None:
+            self._mover.wake()
+        if self._prover is not None:
+            self._prover.wake()
+        if self._hook_desk is not None:
+            self._hook_desk.tell(group.entries)
+
+    def _open_movers(self) -> dict[str, MoverPort]:
+        """By agent: those of the settings, or the embedder's agents, and in their places the embedder's movers."""
+        movers: dict[str, MoverPort] = {}
+        if self._agents is not None:
+            movers.update({name: AgentMover(agent) for name, agent in self._agents.items()})
+        else:
+            for each in self.settings.agents:
+                if each.name not in self._movers:
+                    self._opened.append(open_mover(each))
+                    movers[each.name] = self._opened[-1]
+        return movers | dict(self._movers)
+
+    def _compaction_runners(self) -> list[CompactionRunner]:
+        """One for each agent, unless its moves are carried out by another hand; over a connection of its own."""
+        agents: dict[str, AgentPort] = dict(self._agents or {})
+        if self._agents is None:
+            for each in self.settings.agents:
+                if each.mover == "agent":
+                    self._clients.append(AgentClient(each.command_url, each.timeout_s, each.credentials))
+                    agents[each.name] = self._clients[-1]
+        return [
+            CompactionRunner(
+                name,
+                agent,
+                self.fold,
+                self.lock,
+                self.submit,
+                stopping=self.stopping,
+                fail=self._fail,
+                tick_interval_s=self.settings.tick_interval_s,
+                term=self.term,
+            )
+            for name, agent in agents.items()
+            if name not in self._movers
+        ]
 
     def _fold_log(self, log: EventLog, intake: Intake) -> None:
         first, last = log.first_position(), log.last_position()
@@ -218,6 +294,11 @@ class AdvisorService:
     def stop(self) -> None:
         """Stop the threads and close the log. Idempotent; what was acknowledged is in the log."""
         self.stopping.set()
+        for mover in self._opened:
+            mover.close()
+        self._opened = []
+        if self._hook_desk is not None:
+            self._hook_desk.stop()
         for client in self._clients:
             client.close()
         self._clients = []
@@ -316,6 +397,21 @@ class AdvisorService:
     @property
     def log_thread(self) -> LogThread | None:
         return self._log_thread
+
+    @property
+    def hook_figures(self) -> Mapping[str, HookFigures]:
+        """By hook."""
+        return {name: t.figures for name, t in self._hook_desk.threads.items()} if self._hook_desk is not None else {}
+
+    @property
+    def ignored_answers(self) -> Mapping[tuple[str, str], float]:
+        """By agent and reason: answers to published plans that changed nothing."""
+        return {
+            (mover.agent, reason): count
+            for mover in (*self._opened, *self._movers.values())
+            if isinstance(mover, PublishedMover)
+            for reason, count in list(mover.ignored.items())
+        }
 
     @property
     def unreachable(self) -> Mapping[str, str]:

@@ -19,7 +19,9 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from advisor.errors import SettingsError
 from advisor.policies.eviction import EVICTIONS
-from advisor.policies.registry import PolicyUnknown, policy_named
+from advisor.policies.registry import PolicyUnknown, policy_named, policy_version
+from advisor.shadow import BLOCKS_MAX
+from advisor.shadow_comparison import LIVE, SHADOWS_MAX
 from event_plane.credentials import Credentials
 from event_plane.errors import TransportError
 from event_plane.transport import parse_url
@@ -136,6 +138,14 @@ class AgentSettings(NatsIdentity):
     name: Name
     command_url: str = Field(min_length=1)
     timeout_s: float = Field(default=10.0, gt=0, le=3_600)
+    mover: Literal["agent", "published"] = "agent"
+    """`published`: `command_url` is where plans are published to an array that moves blocks by itself."""
+    deadline_s: float = Field(default=60.0, gt=0, le=86_400)
+    """Of a published command: past it, it must not be carried out."""
+    moves_at_once: int = Field(default=1, ge=1, le=64)
+    """Commands under way at a time from one of its volumes to another."""
+    away_after_s: float = Field(default=30.0, gt=0, le=86_400)
+    """Unreachable for so long, its volumes are away: their moves are aborted, none is planned."""
 
 
 class VolumeBudgetSettings(Section):
@@ -162,6 +172,7 @@ class PolicySettings(Section):
     eviction: str = "auto"
     promote_moves_max: int = Field(default=64, ge=0, le=65_536)
     demote_moves_max: int = Field(default=64, ge=0, le=65_536)
+    delete_moves_max: int = Field(default=1_024, ge=1, le=65_536)
     moves_open_max: int = Field(default=256, ge=0, le=65_536)
     moves_bytes_max: int = Field(default=1 << 30, ge=0)
     bytes_per_s: float = Field(default=0.0, ge=0, le=1e15)
@@ -173,6 +184,12 @@ class PolicySettings(Section):
     hysteresis_gain: float = Field(default=2.0, ge=1, le=1e6)
     pressure_ratio: float = Field(default=0.25, ge=0, le=1)
     prefill_tokens_per_s: float = Field(default=0.0, ge=0, le=1e9)
+    dry_run: bool = False
+    compaction: bool = True
+    compaction_bytes_per_s: float = Field(default=float(32 << 20), ge=0, le=1e15)
+    compaction_spread: float = Field(default=2.0, ge=1, le=1e6)
+    compaction_dead_share: float = Field(default=0.25, gt=0, le=1)
+    compaction_interval_s: float = Field(default=600.0, ge=1, le=86_400)
     budgets: tuple[VolumeBudgetSettings, ...] = ()
     quotas: tuple[QuotaSettings, ...] = ()
 
@@ -191,6 +208,22 @@ class PolicySettings(Section):
         known = ("auto", *EVICTIONS)
         if name not in known:
             raise ValueError(f"choose one of {', '.join(known)}")
+        return name
+
+
+class ShadowSettings(Section):
+    """A policy that plans on the same stream and moves nothing, compared with the live one."""
+
+    name: Name
+    policy: PolicySettings = PolicySettings()
+    blocks_max: int = Field(default=BLOCKS_MAX, ge=1_024, le=1 << 26)
+    """Blocks that it may know of, 170 bytes each, used as they come."""
+
+    @field_validator("name")
+    @classmethod
+    def _not_live(cls, name: str) -> str:
+        if name == LIVE:
+            raise ValueError("the policy that moves is called live: choose another name")
         return name
 
 
@@ -215,7 +248,10 @@ class AdvisorSettings(BaseSettings):
     log: LogSettings = LogSettings()
     sources: tuple[SourceSettings, ...] = ()
     agents: tuple[AgentSettings, ...] = ()
+    hooks: tuple[str, ...] = ()
+    """Hooks of installed packages that are called, by the names they have under `kvadvisor.hooks`."""
     policy: PolicySettings = PolicySettings()
+    shadow: tuple[ShadowSettings, ...] = ()
 
     @classmethod
     def settings_customise_sources(
@@ -228,13 +264,20 @@ class AdvisorSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 
-    @field_validator("sources", "agents")
+    @field_validator("sources", "agents", "shadow")
     @classmethod
     def _distinct(cls, named: tuple[Any, ...]) -> tuple[Any, ...]:
         twice = [name for name, times in Counter(each.name for each in named).items() if times > 1]
         if twice:
             raise ValueError(f"the name {twice[0]!r} is given twice: rename one")
         return named
+
+    @field_validator("shadow")
+    @classmethod
+    def _few(cls, shadows: tuple[ShadowSettings, ...]) -> tuple[ShadowSettings, ...]:
+        if len(shadows) > SHADOWS_MAX:
+            raise ValueError(f"{len(shadows)} shadows are named, {SHADOWS_MAX} may run at a time: leave some out")
+        return shadows
 
     @property
     def log_path(self) -> Path:
@@ -244,9 +287,16 @@ class AdvisorSettings(BaseSettings):
     def checkpoints_path(self) -> Path:
         return self.directory / "checkpoints"
 
+    @property
+    def policy_version(self) -> str:
+        """Of all policies that are named, the live one's first: what a `SettingsEntry` holds."""
+        names = [self.policy.admission, *(each.policy.admission for each in self.shadow)]
+        return ", ".join(dict.fromkeys(policy_version(name) for name in names))
+
     def for_fold(self) -> dict[str, Any]:
         """The settings that the fold reads, whole, as JSON types: what a `SettingsEntry` holds."""
-        return {"policy": self.policy.model_dump(mode="json")}
+        shadow = [each.model_dump(mode="json") for each in self.shadow]
+        return {"policy": self.policy.model_dump(mode="json"), **({"shadow": shadow} if shadow else {})}
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> AdvisorSettings:
@@ -339,7 +389,7 @@ def _variables(model: type[BaseModel], prefix: str) -> dict[str, bool]:
     for key, field in model.model_fields.items():
         variable = prefix + key.upper()
         section, is_list = section_of(field)
-        variables[variable] = section is None
+        variables[variable] = section is None and not is_list
         if section is not None and not is_list:
             variables |= _variables(section, variable + NESTED)
     return variables

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from advisor.settings import PolicySettings
+
 
 class View(BaseModel):
     model_config = ConfigDict(frozen=True)
@@ -81,7 +83,9 @@ class VolumeView(View):
     incoming: int
     """Open moves into it: waiting, not ready."""
     state: str
-    """`healthy`, or a sentence that says what is wrong."""
+    """`healthy`, or a sentence that says what is wrong: `away: …` where it cannot be used now."""
+    optional: bool = False
+    """It may be away without that being a fault."""
 
 
 class PlacementView(View):
@@ -122,6 +126,7 @@ class MoveView(View):
     kind: str
     """promote, demote, drop or delete."""
     state: str
+    """Of the move's table; `dry` where a dry run planned it."""
     hash: str
     tenant: str
     source: str
@@ -141,6 +146,46 @@ class RefusalView(View):
     tenant: str
     volume: str
     reason: str
+
+
+class PlannedView(View):
+    """A move that would be planned now."""
+
+    kind: str
+    hash: str
+    tenant: str
+    source: str
+    target: str
+    block_bytes: int
+    reason: str
+
+
+class PlanView(View):
+    """The plan that a tick would make now. Nothing was changed by asking."""
+
+    now_us: int
+    paused: bool
+    """All planning is paused: no tick makes it until it is resumed."""
+    dry_run: bool
+    moves: list[PlannedView]
+    refusals: list[RefusalView]
+    """The first few."""
+    refused: int
+
+
+class PauseView(View):
+    """What is paused now."""
+
+    paused: bool
+    """Everything."""
+    volumes: list[str]
+    """Paused by themselves; they stay so when everything is resumed."""
+
+
+class CancelView(View):
+    cancelled: list[str]
+    still_open: list[str]
+    """Past their switch: they end by themselves."""
 
 
 class MovesView(View):
@@ -236,6 +281,158 @@ class LoadAdviceView(View):
     blocks: list[LoadBlockView]
 
 
+class AdvisorActions(Protocol):
+    """What a person may have the service do. Thread-safe; each is logged with its `actor`.
+
+    Raises `advisor.errors.NothingSuch` where there is no such move or volume, `ActionRefused` where it cannot be done.
+    """
+
+    def pause(self, actor: str, volume: str = "") -> PauseView:
+        """No move is planned or begun, on one volume or (empty) on all; what is under way ends."""
+    def resume(self, actor: str, volume: str = "") -> PauseView: ...
+    def cancel(self, actor: str, move_id: str) -> CancelView:
+        """Abort one open move; its block stays where it is."""
+    def cancel_all(self, actor: str) -> CancelView:
+        """Of open compactions too."""
+    def cancel_compaction(self, actor: str, compaction_id: str) -> CancelView:
+        """Abort an open compaction; a command that is under way ends, and every block stays readable."""
+    def plan(self) -> PlanView: ...
+
+
+class PoliciesView(View):
+    """What the live planner goes by, and what it could go by."""
+
+    policy_version: str
+    policy: PolicySettings
+    """In force: as the log's newest settings have it."""
+    eviction: str
+    """In force, where the settings say `auto` too."""
+    admissions: list[str]
+    evictions: list[str]
+    shadows: list[str]
+
+
+class PolicyFigures(View):
+    """One policy on the stream. A use is one of a block that volumes hold, found where the fastest volume has it."""
+
+    uses: int
+    used_bytes: int
+    found: int
+    found_bytes: int
+    found_share: float | None
+    """None before the first use."""
+    saved_s: float | None
+    """Est. seconds that readers saved against the slowest volume, below 0 where it reads faster than the others; None
+    where no rates were known."""
+    moves: int
+    """Of all kinds, carried out."""
+    moved_bytes: int
+    promoted: int
+    """Moves to the fastest volume."""
+    promoted_used: int
+    """Of those, whose block was used before it left."""
+    precision: float | None
+    """Their share; None before the first."""
+    bounced: int
+    """Moves to the fastest volume of a block that had left it less than 10 minutes before."""
+    ping_pong: float | None
+    """Their share."""
+
+
+class ComparedPolicy(View):
+    name: str
+    """`live`, or a shadow's."""
+    admission: str
+    eviction: str
+    since_start: PolicyFigures
+    last_hour: PolicyFigures
+    found_each: list[float | None]
+    """Share found between two of `times_us`; None where nothing was used."""
+    fast_blocks: int
+    """On the fastest volume now."""
+    known_blocks: int
+    """That a shadow knows of; 0 for the live policy, as the next two."""
+    left_out: int
+    """Blocks that a shadow had no room for: raise its `blocks_max`."""
+    memory_bytes: int
+
+
+class ComparisonView(View):
+    """The live policy and its shadows on one stream; empty where the settings have no shadow."""
+
+    began_us: int
+    """First tick of the comparison; 0 before."""
+    note: str
+    """Why it began anew, else empty."""
+    fastest: str
+    """The volume that found uses are counted on."""
+    times_us: list[int]
+    """Every 20 s of the last hour."""
+    policies: list[ComparedPolicy]
+    """The live one first."""
+
+
+class LayoutView(View):
+    """How blocks of a volume lie, as its agent says. Chains are a sample; an extent is one piece of one."""
+
+    held_bytes: int
+    """What blocks and remains of blocks take."""
+    live_bytes: int
+    reclaimable_bytes: int
+    objects: int
+    """Files or objects."""
+    objects_least: int
+    chains: int
+    chain_blocks: int
+    extents: int
+    extents_least: float
+    spread: float
+    """Extents for each that would do; 1 where nothing is known."""
+
+
+class CompactionView(View):
+    id: str
+    volume: str
+    kind: str
+    """`gather`: chains are brought together; `reclaim`: what is dead is given back."""
+    state: str
+    """planned, running, done, aborted, or dry."""
+    reason: str
+    note: str
+    """Why it was aborted, else empty."""
+    planned_us: int
+    changed_us: int
+    blocks: int
+    """Asked to be brought together."""
+    commands: int
+    commands_done: int
+    moved_blocks: int
+    moved_bytes: int
+    freed_bytes: int
+    extents_before: int
+    """Of the chains of its commands so far."""
+    extents_after: int
+    seconds: float
+    """Of its commands."""
+    before: LayoutView
+    """Of the volume, when it was planned."""
+    after: LayoutView | None
+    """After its last command."""
+
+
+class VolumeLayoutView(View):
+    volume: str
+    layout: LayoutView
+    note: str
+    """Why nothing is planned there; empty where something is."""
+
+
+class CompactionsView(View):
+    compactions: list[CompactionView]
+    """Open ones, then the newest that ended."""
+    volumes: list[VolumeLayoutView]
+
+
 class AdvisorReader(Protocol):
     """The read side of the service. Thread-safe; each answer is one consistent moment."""
 
@@ -247,9 +444,12 @@ class AdvisorReader(Protocol):
     ) -> BlockPage:
         """A page in stable order. Raises `ValueError` for a bad cursor."""
     def moves(self, limit: int = 50) -> MovesView: ...
+    def compactions(self, limit: int = 50) -> CompactionsView: ...
     def producers(self) -> list[ProducerView]: ...
     def samples(self, seconds: int = 300) -> list[Sample]: ...
     def checks(self) -> list[Check]: ...
+    def policies(self) -> PoliciesView: ...
+    def comparison(self) -> ComparisonView: ...
     def load_advice(
         self, hashes: Sequence[int], *, block_tokens: int, namespace_id: int | None = None, tenant: str | None = None,
         group: int = 0, prefill_tokens_per_s: float | None = None,

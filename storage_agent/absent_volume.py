@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from storage_agent.block_header import BlockHeader
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import VolumeError
-from storage_agent.port import BlockKey, Outcome, PutBlock, Result, ScrubReport, VolumeStat
+from storage_agent.port import BlockKey, CompactReport, Outcome, PutBlock, Result, ScrubReport, VolumeStat
 from storage_agent.shards import Shard
 from storage_agent.volume import Accept, ReadResult
 
@@ -61,6 +61,10 @@ class AbsentVolume:
         raise self._error()
 
     def compact(self) -> int:
+        """Raises `VolumeError`."""
+        raise self._error()
+
+    def lay_out(self, keys: Sequence[BlockKey]) -> CompactReport:
         """Raises `VolumeError`."""
         raise self._error()
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from event_plane.schema import Namespace
 from event_plane.transport import Publisher
 from storage_agent import gpu_direct
 from storage_agent.absent_volume import AbsentVolume
@@ -21,7 +22,7 @@ from storage_agent.command_lane import CommandLane
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.direct_path import put_blocks, read_blocks
 from storage_agent.endpoints import Endpoint
-from storage_agent.errors import VolumeError
+from storage_agent.errors import CommandRefused, VolumeError
 from storage_agent.kinds import prepare
 from storage_agent.mending import VolumeMender
 from storage_agent.port import (
@@ -37,11 +38,14 @@ from storage_agent.port import (
     VolumeStat,
 )
 from storage_agent.shards import Shard
+from storage_agent.tenant_refusals import TenantRefusals
 from storage_agent.term_fence import TermFence
 from storage_agent.volume import Volume
 from storage_agent.volume_shelf import VolumeShelf
 
 MEND_INTERVAL_S = 5.0
+LAID_OUT_MAX = 4096
+"""Blocks that one command lays out."""
 _SEARCHES_MAX = 8
 """Times a get looks again for blocks that moves may have carried past it."""
 
@@ -49,8 +53,9 @@ _SEARCHES_MAX = 8
 class StorageAgent:
     """Implements `port.StoragePort`. Thread-safe.
 
-    Commands (copy, delete, move) run one after another; gets and puts run beside them and wait for at most one batch
-    on a volume. What happens on the volumes is published through `publisher`, which the caller closes after the agent.
+    Commands (copy, delete, move) on the same blocks run one after another; gets and puts run beside them and wait for
+    at most one batch on a volume. What happens on the volumes is published through `publisher`, which the caller closes
+    after the agent.
     """
 
     def __init__(
@@ -65,8 +70,8 @@ class StorageAgent:
     ) -> None:
         """Volumes lie inside `allowed_roots` or on `endpoints`, nowhere else.
 
-        The newest term is kept in `state_folder`; without one it is forgotten at the end. Raises `TermError` where
-        what lies there cannot be read.
+        The newest term and the refused tenants are kept in `state_folder`; without one they are forgotten at the end.
+        Raises `TermError` and `RefusalError` where what lies there cannot be read.
 
         Degraded volumes are looked for so often, and opened anew; each waits longer after each time.
         """
@@ -75,6 +80,8 @@ class StorageAgent:
         self._allowed_roots = tuple(allowed_roots)
         self._announcer = Announcer(name, publisher)
         self._terms = TermFence(name, state_folder)
+        self._refusals = TenantRefusals(name, state_folder)
+        self._refusing = threading.Lock()
         self._block_commands = CommandLane[CommandOutcome]()
         self._scrubs = CommandLane[ScrubReport]()
         self._compactions = CommandLane[CompactReport]()
@@ -190,6 +197,7 @@ class StorageAgent:
                 epoch=self._announcer.epoch,
                 volumes=[volume.stat() for volume in self._announced(volumes)],
                 gpu_direct=gpu_direct.said(),
+                refused_tenants=self._refusals.tenants,
                 views=[volume.stat() for volume in volumes if self._announcer.is_silent(volume.descriptor.id)],
             )
 
@@ -214,7 +222,22 @@ class StorageAgent:
         with self._shelf.use(volume) as target:
             if target is None:
                 return self._all_failed([block.key for block in blocks], volume)
-            return put_blocks(target, blocks)
+            if not self._refusals:
+                return put_blocks(target, blocks)
+            refused = {
+                number: outcome
+                for number, block in enumerate(blocks)
+                if (outcome := self.refusal(block.key, block.namespace, volume)) is not None
+            }
+            taken = [number for number in range(len(blocks)) if number not in refused]
+            stored = put_blocks(target, [blocks[number] for number in taken])
+            refused |= dict(zip(taken, stored, strict=True))
+            return [refused[number] for number in range(len(blocks))]
+
+    def refusal(self, key: BlockKey, namespace: Namespace, volume: str) -> Outcome | None:
+        """Why a block is not taken because of whose it is; None where it is."""
+        reason = self._refusals.reason(namespace.tenant)
+        return Outcome(key, Result.FAILED, volume, reason=reason) if reason else None
 
     def get(
         self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], wanted: Shard | None = None
@@ -278,11 +301,11 @@ class StorageAgent:
         self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, term: int = 0
     ) -> CommandOutcome:
         """See `AgentPort.copy`. `present` for a block that `target` holds already; that copy was verified too."""
-        return self._answer(command_id, term, lambda: self._copy(keys, source, target))
+        return self._answer(command_id, term, keys, lambda: self._copy(keys, source, target))
 
     def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey], *, term: int = 0) -> CommandOutcome:
         """See `AgentPort.delete`."""
-        return self._answer(command_id, term, lambda: self._delete(keys, volume))
+        return self._answer(command_id, term, keys, lambda: self._delete(keys, volume))
 
     def move(
         self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool, term: int = 0
@@ -297,7 +320,7 @@ class StorageAgent:
                 outcomes = [kept.get(outcome.key, outcome) for outcome in outcomes]
             return outcomes
 
-        return self._answer(command_id, term, run)
+        return self._answer(command_id, term, keys, run)
 
     def scrub(self, command_id: str, volume: str, *, term: int = 0) -> ScrubReport:
         """See `AgentPort.scrub`. Raises `VolumeError`."""
@@ -312,18 +335,30 @@ class StorageAgent:
         self._terms.require(term)
         return self._scrubs.run(command_id, carry_out)
 
-    def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport:
-        """See `AgentPort.compact`. Raises `VolumeError`."""
+    def compact(
+        self, command_id: str, volume: str, keys: Sequence[BlockKey] = (), *, term: int = 0
+    ) -> CompactReport:
+        """See `AgentPort.compact`. Raises `VolumeError`, and `CommandRefused` for more keys than it takes."""
+        if len(keys) > LAID_OUT_MAX:
+            raise CommandRefused(f"{len(keys)} blocks are to be laid out, at most {LAID_OUT_MAX} go; ask in parts")
 
         def carry_out() -> CompactReport:
             self._terms.require(term)
             with self._shelf.use_registered(volume) as opened:
-                return CompactReport(opened.compact())
+                return _compacted(opened, keys)
 
         self._terms.require(term)
         return self._compactions.run(command_id, carry_out)
 
-    def _answer(self, command_id: str, term: int, run: Callable[[], list[Outcome]]) -> CommandOutcome:
+    def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None:
+        """See `AgentPort.refuse_tenants`. What is under way is not stopped."""
+        with self._refusing:  # an older advisor's list never takes the place of a newer one's
+            self._terms.require(term)
+            self._refusals.replace(tenants)
+
+    def _answer(
+        self, command_id: str, term: int, keys: Sequence[BlockKey], run: Callable[[], list[Outcome]]
+    ) -> CommandOutcome:
         def carry_out() -> CommandOutcome:
             self._terms.require(term)  # a newer one may have come while this waited
             started = time.monotonic()
@@ -337,7 +372,7 @@ class StorageAgent:
             )
 
         self._terms.require(term)
-        return self._block_commands.run(command_id, carry_out)
+        return self._block_commands.run(command_id, carry_out, keys)
 
     def _copy(self, keys: Sequence[BlockKey], source: str, target: str) -> list[Outcome]:
         with self._shelf.use(source) as from_volume, self._shelf.use(target) as to_volume:
@@ -360,6 +395,13 @@ class StorageAgent:
     def _all_failed(self, keys: Sequence[BlockKey], volume: str) -> list[Outcome]:
         reason = f"volume {volume!r} is not registered with agent {self.name!r}"
         return [Outcome(key, Result.FAILED, volume, reason=reason) for key in keys]
+
+
+def _compacted(volume: Volume, keys: Sequence[BlockKey]) -> CompactReport:
+    if keys:
+        return volume.lay_out(keys)
+    freed_bytes = volume.compact()
+    return CompactReport(freed_bytes, fragmentation=volume.stat().fragmentation)
 
 
 def _copy_batch(keys: Sequence[BlockKey], source: Volume, target: Volume) -> list[Outcome]:

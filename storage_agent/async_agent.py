@@ -35,7 +35,7 @@ from storage_agent.shards import Shard
 BLOCK_THREADS = 16
 """Gets and puts under way at once: as deep as a device is kept busy."""
 _COMMAND_THREADS = 1
-"""Agents carry out copies, deletes and moves one after another; so they go in the order they came."""
+"""Copies, deletes and moves go one after another, in the order they came."""
 _LONG_THREADS = 2
 """A scrub and a compaction; no move waits for them."""
 _VOLUME_THREADS = 2
@@ -85,9 +85,15 @@ class AsyncAgentClient:
         """See `AgentPort.scrub`."""
         return await self._long.run(partial(self._agent.scrub, command_id, volume, term=term))
 
-    async def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport:
+    async def compact(
+        self, command_id: str, volume: str, keys: Sequence[BlockKey] = (), *, term: int = 0
+    ) -> CompactReport:
         """See `AgentPort.compact`."""
-        return await self._long.run(partial(self._agent.compact, command_id, volume, term=term))
+        return await self._long.run(partial(self._agent.compact, command_id, volume, keys, term=term))
+
+    async def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None:
+        """See `AgentPort.refuse_tenants`."""
+        await self._commands.run(partial(self._agent.refuse_tenants, tenants, term=term))
 
     async def close(self) -> None:
         """Refuse what waits and what comes by `CommandRefused`, wait for what has begun. Idempotent."""

@@ -20,6 +20,7 @@ from storage_agent.command_wire import (
     DeleteRequest,
     MoveRequest,
     RefusedReply,
+    RefuseRequest,
     Reply,
     Request,
     ScrubReply,
@@ -31,7 +32,7 @@ from storage_agent.command_wire import (
     outcome_from_wire,
 )
 from storage_agent.command_zmq import ZmqCommandCaller
-from storage_agent.data_wire import DataReply, DataRequest
+from storage_agent.data_wire import DataReply, DataRequest, DoneReply
 from storage_agent.errors import AgentUnreachable, CommandRefused, StaleTerm
 from storage_agent.port import AgentStat, BlockKey, CommandOutcome, CompactReport, ScrubReport
 
@@ -86,12 +87,20 @@ class AgentClient:
             raise self._unexpected(reply)
         return reply.report
 
-    def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport:
+    def compact(
+        self, command_id: str, volume: str, keys: Sequence[BlockKey] = (), *, term: int = 0
+    ) -> CompactReport:
         """See `AgentPort.compact`. As `scrub`."""
-        reply = self._ask(CompactRequest(command_id, volume, term))
+        reply = self._ask(CompactRequest(command_id, volume, term, keys_to_wire(keys)))
         if not isinstance(reply, CompactReply):
             raise self._unexpected(reply)
         return reply.report
+
+    def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None:
+        """See `AgentPort.refuse_tenants`."""
+        reply = self._ask(RefuseRequest(list(tenants), term))
+        if not isinstance(reply, DoneReply):
+            raise self._unexpected(reply)
 
     def ask(self, request: DataRequest, expected: type[ReplyT]) -> ReplyT:
         """For what moves bytes itself. Raises as `stat`."""

@@ -166,9 +166,15 @@ class ClientStorage:
         """See `AgentPort.scrub`."""
         return self._commands.scrub(command_id, volume, term=term)
 
-    def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport:
+    def compact(
+        self, command_id: str, volume: str, keys: Sequence[BlockKey] = (), *, term: int = 0
+    ) -> CompactReport:
         """See `AgentPort.compact`."""
-        return self._commands.compact(command_id, volume, term=term)
+        return self._commands.compact(command_id, volume, keys, term=term)
+
+    def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None:
+        """See `AgentPort.refuse_tenants`."""
+        self._commands.refuse_tenants(tenants, term=term)
 
     # What the owner alone does
 

@@ -55,6 +55,14 @@ class CompactRequest(msgspec.Struct, frozen=True, tag="compact"):
     command_id: str
     volume: str
     term: int = 0
+    keys: list[KeyWire] = []
+
+
+class RefuseRequest(msgspec.Struct, frozen=True, tag="refuse_tenants"):
+    """Answered with `DoneReply`."""
+
+    tenants: list[str]
+    term: int = 0
 
 
 class StatReply(msgspec.Struct, frozen=True, tag="stat"):
@@ -86,7 +94,7 @@ class RefusedReply(msgspec.Struct, frozen=True, tag="refused"):
 
 
 Command = CopyRequest | DeleteRequest | MoveRequest | ScrubRequest | CompactRequest
-Request = StatRequest | Command | DataRequest
+Request = StatRequest | Command | RefuseRequest | DataRequest
 Reply = StatReply | CommandReply | ScrubReply | CompactReply | RefusedReply | DataReply
 
 _ENCODER = msgspec.msgpack.Encoder()

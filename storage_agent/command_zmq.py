@@ -16,7 +16,8 @@ from storage_agent.command_desk import Answer
 from storage_agent.command_wire import REQUEST_BYTES_MAX
 from storage_agent.errors import AgentUnreachable, ServiceError
 
-_LOOPBACK = ("tcp://127.0.0.1:", "tcp://[::1]:", "tcp://localhost:", "ipc://")
+LOOPBACK = ("tcp://127.0.0.1:", "tcp://[::1]:", "tcp://localhost:", "ipc://")
+"""How the URLs begin that ZeroMQ is bound to: it has no login, so nobody of another host may reach it."""
 _STOP = b""
 """On the socket that answers come by, instead of one."""
 _CLOSED_LOOK_MS = 100
@@ -29,7 +30,7 @@ class ZmqCommandListener:
 
     def __init__(self, url: str, take: Callable[[bytes, Answer], None], name: str) -> None:
         """Binds before it returns. Raises `ServiceError`: not this host, port in use, or not a ZeroMQ URL."""
-        if not url.startswith(_LOOPBACK):
+        if not url.startswith(LOOPBACK):
             raise ServiceError(
                 f"command_url {url!r} is not on this host; use tcp://127.0.0.1:PORT or ipc://PATH, or over the "
                 "network nats://HOST:PORT/SUBJECT"

@@ -12,6 +12,7 @@ import msgspec
 from storage_agent.agent import StorageAgent
 from storage_agent.block_header import BlockHeader
 from storage_agent.block_wire import (
+    FactsWire,
     KeyWire,
     OutcomeWire,
     facts_from_wire,
@@ -80,9 +81,7 @@ class DataDesk:
                     reads = opened.read(keys_from_wire(keys), lambda number, header, payload: "")
                 return OutcomesReply([outcome_of_block_to_wire(read.outcome) for read in reads])
             case LeaseRequest(volume, shards):
-                with self._agent.use_volume(volume) as opened:
-                    leased = _leasing(opened).lease([(facts_from_wire(facts), shard) for facts, shard in shards])
-                return LeaseReply([_grant_to_wire(each) for each in leased])
+                return LeaseReply([_grant_to_wire(each) for each in self._lease(volume, shards)])
             case ConfirmRequest(volume, leases):
                 with self._agent.use_volume(volume) as opened:
                     return ConfirmReply(_leasing(opened).confirm(leases))
@@ -112,6 +111,14 @@ class DataDesk:
             _leasing(opened)
             found = str(Path(opened.descriptor.path).resolve())
             return AttachReply(msgspec.structs.replace(opened.descriptor, path=found))
+
+    def _lease(self, volume: str, shards: Sequence[tuple[FactsWire, int]]) -> list[Grant | Outcome]:
+        wanted = [(facts_from_wire(facts), shard) for facts, shard in shards]
+        refused = [self._agent.refusal(facts.key, facts.namespace, volume) for facts, _ in wanted]
+        taken = [each for each, no in zip(wanted, refused, strict=True) if no is None]
+        with self._agent.use_volume(volume) as opened:
+            leased = iter(_leasing(opened).lease(taken))
+        return [next(leased) if no is None else no for no in refused]
 
     def _locate(self, volume: str, keys: Sequence[KeyWire], count_reads: bool) -> LocateReply:
         with self._agent.use_volume(volume) as opened:

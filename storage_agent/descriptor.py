@@ -58,6 +58,8 @@ class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks not used for so long leave; 0: they stay."""
     tenants: tuple[str, ...] = ()
     """Whose blocks may be moved here; empty is everybody's."""
+    optional: bool = False
+    """It may be away without that being a fault: the advisor does without it."""
     options: dict[str, OptionValue] = {}
     """The kind's own settings, checked against its type. Never secrets: descriptors are logged and shown."""
 

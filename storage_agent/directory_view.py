@@ -17,7 +17,7 @@ from storage_agent.directory_reading import DirectoryReader, Seen
 from storage_agent.errors import CorruptBlock, ShardError, VolumeError
 from storage_agent.inspection import SlotFinding, SlotReport
 from storage_agent.kinds import Opening, VolumeKind
-from storage_agent.port import BlockKey, Outcome, PutBlock, Result, ScrubReport, VolumeStat
+from storage_agent.port import BlockKey, CompactReport, Outcome, PutBlock, Result, ScrubReport, VolumeStat
 from storage_agent.shards import Shard, gather
 from storage_agent.sliced_read import SlicedRead, plan_read
 from storage_agent.slot_store import SlotRead
@@ -119,6 +119,10 @@ class DirectoryView:
         )
 
     def compact(self) -> int:
+        """Raises `VolumeError`: the owner's to do."""
+        raise VolumeError(self._why_not())
+
+    def lay_out(self, keys: Sequence[BlockKey]) -> CompactReport:
         """Raises `VolumeError`: the owner's to do."""
         raise VolumeError(self._why_not())
 

@@ -29,6 +29,7 @@ from storage_agent.directory_segments import Segment, block_pages, remove_segmen
 from storage_agent.directory_view import inspect
 from storage_agent.errors import BlockFormatError, CorruptBlock, TransferError, VolumeError
 from storage_agent.file_transfer import Extent
+from storage_agent.fragmentation import Footprint, Stretch
 from storage_agent.kinds import Opening, VolumeKind, slot_kind
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import Recovered, SlotRead, SlotWrite, Take
@@ -58,7 +59,7 @@ class _Copy(NamedTuple):
 
 
 class DirectoryStore:
-    """Implements `slot_store.SlotStore`: one batch of transfers, or one change of files, at a time.
+    """Implements `slot_store.SlotStore` and `PackingStore`: one batch of transfers, or one change of files, at a time.
 
     Slots are the table's numbers; where a slot's block lies is known here. All state is guarded by the transfer's lock.
     """
@@ -149,14 +150,8 @@ class DirectoryStore:
 
     def forget_cached(self, headers: Sequence[BlockHeader]) -> None:
         """See `SlotStore.forget_cached`."""
-        if self._folder.is_direct:
-            return
         with self._transfer.exclusive():
-            for header in headers:
-                lying = self._lying.get(header.slot)
-                if lying is not None:
-                    fd, offset = self._segments[lying.place.segment].fd, lying.place.page * PAGE_BYTES
-                    os.posix_fadvise(fd, offset, lying.pages * PAGE_BYTES, os.POSIX_FADV_DONTNEED)
+            self._drop_cached([header.slot for header in headers])
 
     def resize(self, capacity_blocks: int) -> None:
         """See `SlotStore.resize`: a folder has no size of its own."""
@@ -179,6 +174,40 @@ class DirectoryStore:
             except OSError as error:
                 raise TransferError(f"{self._folder.path}: {error.strerror}") from error
             return max(0, before - self._held_bytes())
+
+    @property
+    def unit_bytes(self) -> int:
+        """See `PackingStore.unit_bytes`."""
+        return self._segment_bytes
+
+    def footprint(self) -> Footprint:
+        """See `PackingStore.footprint`. Without the lock, which transfers hold: figures may be of two moments."""
+        segments = list(self._segments.values())
+        live_bytes = sum(segment.live_pages for segment in segments) * PAGE_BYTES
+        return Footprint(
+            held_bytes=sum(segment.end for segment in segments) * PAGE_BYTES,
+            live_bytes=live_bytes,
+            reclaimable_bytes=sum(s.end - 1 - s.live_pages for s in segments if _is_fragmented(s)) * PAGE_BYTES,
+            objects=len(segments),
+            objects_least=-(-live_bytes // self._segment_bytes),
+        )
+
+    def stretches(self, slots: Sequence[int]) -> list[Stretch | None]:
+        """See `PackingStore.stretches`. As `footprint`."""
+        found = [self._lying.get(slot) for slot in slots]
+        return [
+            None if each is None else Stretch(each.place.segment, each.place.page, each.place.page + each.pages)
+            for each in found
+        ]
+
+    def lay_out(self, headers: Sequence[BlockHeader]) -> None:
+        """See `PackingStore.lay_out`: to the segment being written."""
+        with self._transfer.exclusive():
+            moving = {h.slot: self._lying[h.slot] for h in headers if h.slot in self._lying}
+        slots = list(moving)
+        for start in range(0, len(slots), self._batch_slots):
+            with self._transfer.exclusive() as staging:
+                self._move(slots[start : start + self._batch_slots], moving, staging)
 
     @property
     def upkeep_due(self) -> bool:
@@ -382,7 +411,10 @@ class DirectoryStore:
         return _Copy(lying, header, checksums, bytes(payload))
 
     def _move(self, slots: Sequence[int], moving: dict[int, Lying], staging: memoryview) -> None:
-        """Copy blocks to the segment being written, durably, then let go of the old places. Raises `TransferError`."""
+        """Copy blocks to the segment being written, durably, verify, then let go of the old places.
+
+        Raises `TransferError`.
+        """
         copies: list[_Copy] = []
         for slot in slots:
             if self._lying.get(slot) != moving[slot]:
@@ -402,8 +434,32 @@ class DirectoryStore:
         except TransferError:
             self._lying |= {copy.header.slot: copy.lying for copy in copies}
             raise
+        self._drop_cached(slots)
         for copy in copies:
-            self._let_go(copy.lying)
+            slot = copy.header.slot
+            try:
+                self._copy_of(slot, self._lying[slot])
+            except (CorruptBlock, OSError):
+                self._take_back(copy)
+            else:
+                self._let_go(copy.lying)
+
+    def _take_back(self, copy: _Copy) -> None:
+        """A copy is not what was written: the block goes on where it was."""
+        bad = self._lying[copy.header.slot]
+        self._lying[copy.header.slot] = copy.lying
+        with suppress(OSError):  # found again after a restart, it will be found damaged, and the block is a miss
+            self._folder.note_deleted([bad.place])
+        self._let_go(bad)
+
+    def _drop_cached(self, slots: Sequence[int]) -> None:
+        if self._folder.is_direct:
+            return
+        for slot in slots:
+            lying = self._lying.get(slot)
+            if lying is not None:
+                fd, offset = self._segments[lying.place.segment].fd, lying.place.page * PAGE_BYTES
+                os.posix_fadvise(fd, offset, lying.pages * PAGE_BYTES, os.POSIX_FADV_DONTNEED)
 
     def _set_aside(self, slot: int, reason: str) -> None:
         """A damaged block keeps its segment from going no longer; whoever reads it is told."""

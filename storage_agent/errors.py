@@ -74,5 +74,9 @@ class TermError(CommandRefused):
     """A term that is none, or the file of the newest one cannot be read."""
 
 
+class RefusalError(CommandRefused):
+    """Tenants that cannot be refused as asked, or the file of those that are cannot be read."""
+
+
 class StaleTerm(CommandRefused):
     """The command is of an older term than one that was carried out: another advisor has taken over."""

@@ -18,10 +18,11 @@ from msgspec import structs
 
 from storage_agent.block_header import BlockHeader
 from storage_agent.errors import TransferError, VolumeError
+from storage_agent.fragmentation import Footprint, Stretch
 from storage_agent.inspection import Inspection
 from storage_agent.kinds import Opening, VolumeKind, checked_options, kind_named
 from storage_agent.slot_rows import SlotRows
-from storage_agent.slot_store import Recovered, SlotRead, SlotStore, SlotWrite, Take
+from storage_agent.slot_store import OrderedStore, PackingStore, Recovered, SlotRead, SlotStore, SlotWrite, Take
 from storage_agent.volume import Volume
 
 SLOW_S_MAX = 60.0
@@ -147,6 +148,11 @@ class FaultyStore:
         return self._inner.compact()
 
     @property
+    def slots_in_order(self) -> bool:
+        """See `OrderedStore`."""
+        return isinstance(self._inner, OrderedStore) and self._inner.slots_in_order
+
+    @property
     def upkeep_due(self) -> bool:
         """See `SlotStore.upkeep_due`."""
         return self._inner.upkeep_due
@@ -197,6 +203,33 @@ class FaultyStore:
         return write.with_payload(memoryview(bytes(spoilt)))
 
 
+class FaultyPackingStore(FaultyStore):
+    """A `FaultyStore` on a `PackingStore`, and as such one itself."""
+
+    def __init__(self, inner: SlotStore, options: FaultyOptions, *, pause: Callable[[float], object]) -> None:
+        super().__init__(inner, options, pause=pause)
+        assert isinstance(inner, PackingStore)
+        self._packing = inner
+
+    @property
+    def unit_bytes(self) -> int:
+        """See `PackingStore.unit_bytes`."""
+        return self._packing.unit_bytes
+
+    def footprint(self) -> Footprint:
+        """See `PackingStore.footprint`."""
+        return self._packing.footprint()
+
+    def stretches(self, slots: Sequence[int]) -> list[Stretch | None]:
+        """See `PackingStore.stretches`."""
+        return self._packing.stretches(slots)
+
+    def lay_out(self, headers: Sequence[BlockHeader]) -> None:
+        """See `PackingStore.lay_out`."""
+        self._call("layout")
+        self._packing.lay_out(headers)
+
+
 def _open(opening: Opening) -> Volume:
     """What the inner kind makes of a store, on its own with faults."""
     options = opening.options
@@ -205,7 +238,8 @@ def _open(opening: Opening) -> Volume:
     if inner.open_store is None:
         raise _cannot_be_faulty(opening)
     own = inner.open_store(beneath)
-    store = FaultyStore(own, options, pause=threading.Event().wait)
+    faulty = FaultyPackingStore if isinstance(own, PackingStore) else FaultyStore
+    store = faulty(own, options, pause=threading.Event().wait)
     return inner.volume_on(replace(beneath, descriptor=opening.descriptor), store, own)
 
 

@@ -103,7 +103,7 @@ class Loans:
                 for part in parts_that_fit(headers, window.window_bytes):
                     with window.exclusive() as memory:
                         outcomes += _pull_and_put(
-                            window, memory, volume, headers[part], addresses[part], request
+                            window, memory, volume, headers[part], addresses[part], request, self._agent
                         )
             finally:
                 self._give_back(window)
@@ -293,6 +293,7 @@ def _pull_and_put(
     headers: Sequence[BlockHeader],
     addresses: Sequence[int],
     request: OfferRequest,
+    agent: StorageAgent,
 ) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     blocks: dict[int, PutBlock] = {}
@@ -301,6 +302,9 @@ def _pull_and_put(
         if isinstance(payload, CorruptBlock):
             reason = f"what was pulled is not what was offered: {payload}"
             outcomes[number] = Outcome(header.key, Result.FAILED, volume.descriptor.id, reason=reason)
+            continue
+        if (refusal := agent.refusal(header.key, header.namespace, volume.descriptor.id)) is not None:
+            outcomes[number] = refusal
             continue
         blocks[number] = PutBlock(
             header.key,

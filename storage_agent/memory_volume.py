@@ -26,6 +26,7 @@ class MemoryStore:
     mode = "memory"
     batch_slots = BATCH_SLOTS
     upkeep_due = False
+    slots_in_order = True
 
     def __init__(self, capacity_blocks: int) -> None:
         self._capacity = capacity_blocks

@@ -77,6 +77,19 @@ class ObjectCatalogue:
         (entry,) = np.flatnonzero(known.slots == slot).tolist()
         return Place(mark, entry, int(known.index.offsets[entry]))
 
+    def stored(self, slot: int) -> tuple[Place, StoredBlock] | None:
+        """Where a slot's block lies, and what it is, with its slot; None where it holds none."""
+        place = self.place(slot)
+        if place is None:
+            return None
+        known = self.objects[place.mark]
+        return place, known.index.block(place.entry)._replace(header=self._header(known, place.entry))
+
+    @property
+    def footprint(self) -> tuple[int, int]:
+        """Bytes of the objects, and of the blocks held in them."""
+        return self._object_bytes, self._held_bytes
+
     def after_freeing(self, slots: Iterable[int]) -> dict[int, set[int]]:
         """The numbers of all free blocks of each object that would change."""
         changed: dict[int, set[int]] = {}

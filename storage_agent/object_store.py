@@ -23,10 +23,11 @@ from storage_agent.block_header import (
 from storage_agent.chains import chain_order
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import CorruptBlock, TransferError, VolumeError
+from storage_agent.fragmentation import Footprint, Stretch, runs_of
 from storage_agent.nixl_objects import NixlObjects, ObjectLanes, ObjectRange
 from storage_agent.object_bucket import Bucket
 from storage_agent.object_catalogue import ObjectCatalogue, Place
-from storage_agent.object_format import ObjectIndex, blocks_name, freed_name, pack_freed, pack_index
+from storage_agent.object_format import ObjectIndex, StoredBlock, blocks_name, freed_name, pack_freed, pack_index
 from storage_agent.object_owner import ObjectOwner
 from storage_agent.object_reading import ReadPlan
 from storage_agent.object_scan import FoundObject, list_volume, newest_of_each, scan_objects
@@ -63,8 +64,9 @@ class Packed(NamedTuple):
 
 
 class ObjectStore:
-    """Implements `slot_store.SlotStore`. An object never changes; what is freed of one is said by another.
+    """Implements `slot_store.SlotStore` and `PackingStore`.
 
+    An object never changes; what is freed of one is said by another.
     After the server failed to answer, every call fails at once, until the volume is opened anew.
     """
 
@@ -155,7 +157,7 @@ class ObjectStore:
         self._require_writable()
         now_ms = int(time.time() * 1000)
         blocks = [Packed(write.header, write.payload, write.checksums, now_ms) for write in writes]
-        put = self._put_objects(list(_groups(blocks, self._object_bytes)))
+        put = self._put_objects(list(_groups([blocks], self._object_bytes)))
         with self._lock:
             slots = iter([write.header.slot for write in writes])
             for index in put:
@@ -213,18 +215,22 @@ class ObjectStore:
         with self._lanes.lane() as lane:
             plan = ReadPlan(self._prefix, reads, self._look_up(reads))
             faults = self._fetch(lane, plan)
-            for number, read in enumerate(reads):
-                at, place = plan.staged_at[number], plan.places[number]
+            for number in range(len(reads)):
                 payload = lane.staging[plan.payload_at(number) : plan.staged_end(number)].toreadonly()
-                error = faults.get(number)
-                if error is None:
-                    try:
-                        page = bytes(lane.staging[at : at + PAGE_BYTES])
-                        checksums = check_header(page, read.header, place=place.offset, mark=place.mark)
-                        check_parts(payload, read.header, checksums, read.first)
-                    except CorruptBlock as caught:
-                        error = caught
-                take(number, error, payload)
+                take(number, faults.get(number) or self._fault_of(lane, plan, number), payload)
+
+    def _fault_of(self, lane: NixlObjects, plan: ReadPlan, number: int) -> CorruptBlock | None:
+        """What is wrong with a block that was read to its place in staging."""
+        read, place, at = plan.reads[number], plan.places[number], plan.staged_at[number]
+        payload = lane.staging[plan.payload_at(number) : plan.staged_end(number)]
+        try:
+            checksums = check_header(
+                bytes(lane.staging[at : at + PAGE_BYTES]), read.header, place=place.offset, mark=place.mark
+            )
+            check_parts(payload, read.header, checksums, read.first)
+        except CorruptBlock as error:
+            return error
+        return None
 
     def _fetch(self, lane: NixlObjects, plan: ReadPlan) -> dict[int, CorruptBlock]:
         """Everything to its place in staging; what is wrong with blocks that are not to be had, by number.
@@ -349,18 +355,58 @@ class ObjectStore:
                 marks = self._catalogue.worth_rewriting(self._object_bytes, blocks_max)
                 before = {mark: self._catalogue.objects[mark].index.object_bytes for mark in marks}
                 found = {block.header.slot: (place, block) for place, block in self._catalogue.blocks_of(marks)}
-            written_bytes = 0
             ordered = [found[header.slot] for header in chain_order([block.header for _, block in found.values()])]
-            for start in range(0, len(ordered), self._batch_slots):
-                part = ordered[start : start + self._batch_slots]
-                written_bytes += self._rewrite(
-                    [place for place, _ in part],
-                    [block.header for _, block in part],
-                    [block.stored_ms for _, block in part],
-                )
+            written_bytes = self._rewrite_all(ordered)
             with self._lock:
                 gone_bytes = sum(size for mark, size in before.items() if mark not in self._catalogue.objects)
         return max(0, gone_bytes - written_bytes)
+
+    def _rewrite_all(self, ordered: Sequence[tuple[Place, StoredBlock]]) -> int:
+        """Copy blocks into fresh objects in this order, batch by batch. Bytes written. Hold `_compacting`."""
+        written_bytes = 0
+        for start in range(0, len(ordered), self._batch_slots):
+            part = ordered[start : start + self._batch_slots]
+            written_bytes += self._rewrite(
+                [place for place, _ in part],
+                [block.header for _, block in part],
+                [block.stored_ms for _, block in part],
+            )
+        return written_bytes
+
+    @property
+    def unit_bytes(self) -> int:
+        """See `PackingStore.unit_bytes`."""
+        return self._object_bytes
+
+    def footprint(self) -> Footprint:
+        """See `PackingStore.footprint`."""
+        with self._lock:
+            object_bytes, held_bytes = self._catalogue.footprint
+            wasteful = self._catalogue.worth_rewriting(self._object_bytes, self._descriptor.capacity_blocks)
+            known = [self._catalogue.objects[mark] for mark in wasteful]
+            return Footprint(
+                held_bytes=object_bytes,
+                live_bytes=held_bytes,
+                reclaimable_bytes=sum(each.index.object_bytes - each.held_bytes for each in known),
+                objects=len(self._catalogue.objects),
+                objects_least=-(-held_bytes // self._object_bytes),
+            )
+
+    def stretches(self, slots: Sequence[int]) -> list[Stretch | None]:
+        """See `PackingStore.stretches`."""
+        with self._lock:
+            found = [self._catalogue.stored(slot) for slot in slots]
+        return [
+            None if each is None else Stretch(each[0].mark, each[1].offset, each[1].end) for each in found
+        ]
+
+    def lay_out(self, headers: Sequence[BlockHeader]) -> None:
+        """See `PackingStore.lay_out`: to fresh objects, and no chain into two that fits into one."""
+        self._require_writable()
+        with self._compacting:
+            with self._lock:
+                found = [self._catalogue.stored(header.slot) for header in headers]
+            self._rewrite_all([each for each in found if each is not None])
 
     def _rewrite(self, places: list[Place], headers: list[BlockHeader], times_ms: list[int]) -> int:
         """Copy blocks into fresh objects and hold them there. Bytes written. A corrupt one stays where it is."""
@@ -376,12 +422,38 @@ class ObjectStore:
         places, headers = [places[n] for n in still], [headers[n] for n in still]
         times_ms = [times_ms[n] for n in still]
         self.read([SlotRead(header, 0, header.parts) for header in headers], keep)
-        groups = list(_groups([block for _, block in good], self._object_bytes))
+        groups = list(_groups(_chains([block for _, block in good]), self._object_bytes))
         indexes = self._put_objects(groups) if groups else []
         sources = iter([place for place, _ in good])
+        self._require_same(indexes, [block.header for _, block in good])
         for index in indexes:
             self._switch(index, [next(sources) for _ in range(len(index))])
         return sum(index.object_bytes for index in indexes)
+
+    def _require_same(self, indexes: Sequence[ObjectIndex], headers: Sequence[BlockHeader]) -> None:
+        """Read objects back before the old copies of their blocks, `headers` in all, go.
+
+        Raises `TransferError` where they are not what was put, and deletes them.
+        """
+        reads = [SlotRead(header, 0, header.parts) for header in headers]
+        places = [
+            Place(index.mark, number, stored.offset)
+            for index in indexes
+            for number, stored in enumerate(index.blocks)
+        ]
+        with self._lanes.lane() as lane:
+            plan = ReadPlan(self._prefix, reads, places)
+            faults: dict[int, object] = dict(self._read_ranges(lane, plan, plan.merged()))
+            for number in set(range(len(reads))).difference(faults):
+                if (error := self._fault_of(lane, plan, number)) is not None:
+                    faults[number] = error
+        if faults:
+            marks = [index.mark for index in indexes]
+            number, said = next(iter(faults.items()))
+            self._delete_objects(marks)
+            with self._lock:
+                self._being_put.difference_update(marks)
+            raise TransferError(f"{blocks_name(self._prefix, places[number].mark)} is not what was put: {said}")
 
     def _is_at(self, slot: int, place: Place) -> bool:
         with self._lock:
@@ -471,18 +543,31 @@ class ObjectStore:
         self._owner.require()
 
 
-def _groups(blocks: Sequence[Packed], object_bytes: int) -> Iterator[list[Packed]]:
-    """Blocks in order, as many together as an object of that size takes, at least one."""
+def _groups(chains: Iterable[Sequence[Packed]], object_bytes: int) -> Iterator[list[Packed]]:
+    """Blocks in order, as many together as an object of that size takes, at least one.
+
+    A chain that fits into one object begins another rather than lie in two, where the one before is half full.
+    """
     group: list[Packed] = []
     total = 0
-    for block in blocks:
-        if group and total + block.bytes_in_object > object_bytes:
-            yield group
-            group, total = [], 0
-        group.append(block)
-        total += block.bytes_in_object
+    for chain in chains:
+        chain_bytes = sum(block.bytes_in_object for block in chain)
+        ends_here = 2 * total >= object_bytes and chain_bytes <= object_bytes < total + chain_bytes
+        for block in chain:
+            if group and (ends_here or total + block.bytes_in_object > object_bytes):
+                yield group
+                group, total = [], 0
+            ends_here = False
+            group.append(block)
+            total += block.bytes_in_object
     if group:
         yield group
+
+
+def _chains(blocks: Sequence[Packed]) -> Iterator[list[Packed]]:
+    by_slot = {block.header.slot: block for block in blocks}
+    for run in runs_of(block.header for block in blocks):
+        yield [by_slot[header.slot] for header in run]
 
 
 def _pack_object(staging: memoryview, blocks: Sequence[Packed]) -> ObjectIndex:

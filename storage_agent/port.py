@@ -116,6 +116,31 @@ class ClassStat(msgspec.Struct, frozen=True):
     slots_free: int
 
 
+class Fragmentation(msgspec.Struct, frozen=True):
+    """How the blocks of a volume lie on its medium. Sizes in bytes, header pages included.
+
+    Chains are a sample of at most 64, each the path from a root to some block. An extent is bytes one after another in
+    one file or object: what a reader of the chain gets by one request.
+    """
+
+    held_bytes: int = 0
+    """What blocks and the remains of blocks take."""
+    live_bytes: int = 0
+    """What the blocks alone take."""
+    reclaimable_bytes: int = 0
+    """What a compaction would give back."""
+    objects: int = 0
+    """Files or objects that blocks lie in."""
+    objects_least: int = 0
+    """As few as they would fit in."""
+    chains: int = 0
+    chain_blocks: int = 0
+    extents: int = 0
+    """Of all chains of the sample."""
+    extents_least: float = 0.0
+    """What they would come to at best, branches considered."""
+
+
 class VolumeStat(msgspec.Struct, frozen=True):
     """A volume as it is now. `mode`: `O_DIRECT` or `buffered`, as probed. Times in seconds, sizes in bytes."""
 
@@ -134,6 +159,8 @@ class VolumeStat(msgspec.Struct, frozen=True):
     """Blocks found with bytes that were not put; their copies were freed."""
     classes: list[ClassStat] = []
     """Where its slots are of several sizes: each of them, the smallest first."""
+    fragmentation: Fragmentation = Fragmentation()
+    """Some seconds old at most; all 0 where nobody here can tell."""
 
 
 class ScrubReport(msgspec.Struct, frozen=True):
@@ -146,9 +173,19 @@ class ScrubReport(msgspec.Struct, frozen=True):
 
 
 class CompactReport(msgspec.Struct, frozen=True):
-    """What a compaction gave back: to the medium, or, of slots of several sizes, to larger blocks."""
+    """What a compaction gave back: to the medium, or, of slots of several sizes, to larger blocks.
+
+    Where it was asked to lay chains out: what it wrote for them, and the extents of their blocks before and after; what
+    that gave back is seen in the figures' `held_bytes`.
+    """
 
     freed_bytes: int
+    moved_blocks: int = 0
+    moved_bytes: int = 0
+    extents_before: int = 0
+    extents_after: int = 0
+    fragmentation: Fragmentation = Fragmentation()
+    """Of the volume, afterwards."""
 
 
 class AgentStat(msgspec.Struct, frozen=True):
@@ -161,6 +198,8 @@ class AgentStat(msgspec.Struct, frozen=True):
     views: list[VolumeStat] = []
     gpu_direct: str = ""
     """The backend of NIXL's that was proven to move a GPU's memory to files here, or why there is none."""
+    refused_tenants: list[str] = []
+    """Whose blocks it does not take, in order."""
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):
@@ -203,8 +242,20 @@ class AgentPort(Protocol):
     def scrub(self, command_id: str, volume: str, *, term: int = 0) -> ScrubReport:
         """Read and verify every block of a volume; what is corrupt is freed and announced."""
 
-    def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport:
-        """Rewrite what is fragmented on a volume."""
+    def compact(
+        self, command_id: str, volume: str, keys: Sequence[BlockKey] = (), *, term: int = 0
+    ) -> CompactReport:
+        """Rewrite what is fragmented on a volume; or lay `keys`, at most 4,096, one after another in the order given.
+
+        A block whose parent is not the one before it begins a chain of its own. What is not there, or lies well
+        already, is left alone, so doing it again does no harm.
+        """
+
+    def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None:
+        """Take no blocks of these tenants from now on, and again of all others: a put of theirs is `failed`.
+
+        Kept over restarts where the agent has a folder for it. Raises `CommandRefused`.
+        """
 
 
 class StoragePort(AgentPort, Protocol):
@@ -260,7 +311,11 @@ class AsyncAgentPort(Protocol):
 
     async def scrub(self, command_id: str, volume: str, *, term: int = 0) -> ScrubReport: ...
 
-    async def compact(self, command_id: str, volume: str, *, term: int = 0) -> CompactReport: ...
+    async def compact(
+        self, command_id: str, volume: str, keys: Sequence[BlockKey] = (), *, term: int = 0
+    ) -> CompactReport: ...
+
+    async def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None: ...
 
 
 class AsyncStoragePort(AsyncAgentPort, Protocol):

@@ -55,7 +55,7 @@ from storage_agent.fifo_lock import FifoLock
 from storage_agent.kinds import Opening, VolumeKind
 from storage_agent.loans import WINDOW_BYTES_MIN, draw_mark, parts_that_fit, place_block, pulled_blocks
 from storage_agent.nixl_window import NixlWindow
-from storage_agent.port import BlockKey, Outcome, PutBlock, Result, ScrubReport, VolumeStat
+from storage_agent.port import BlockKey, CompactReport, Outcome, PutBlock, Result, ScrubReport, VolumeStat
 from storage_agent.shards import Shard, check_layout, check_span
 from storage_agent.volume import Accept, ReadResult
 
@@ -230,6 +230,11 @@ class RemoteVolume:
         """See `Volume.compact`: the owner does it. Raises `StorageAgentError` where it does not answer."""
         with self._connect(self._timeout_s) as owner:
             return owner.compact(uuid.uuid4().hex, self._volume).freed_bytes
+
+    def lay_out(self, keys: Sequence[BlockKey]) -> CompactReport:
+        """See `Volume.lay_out`: as `compact`."""
+        with self._connect(self._timeout_s) as owner:
+            return owner.compact(uuid.uuid4().hex, self._volume, keys)
 
     def resize(self, capacity_blocks: int) -> VolumeStat:
         """Raises `VolumeError`: the owner alone can."""

@@ -205,6 +205,11 @@ class SlabStore:
             self._direct.forget()
             self._intents = SlabIntents(self._slab.superblock, None, _draw_mark())
 
+    @property
+    def slots_in_order(self) -> bool:
+        """See `OrderedStore`."""
+        return True
+
     def compact(self) -> int:
         """Nothing: slots of one size do not fragment, and a `SlotVolume` sees to classes."""
         return 0

@@ -7,7 +7,7 @@ read it, what is announced and counted is the volume's, the same for every kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from storage_agent.block_header import (
     BlockHeader,
@@ -17,6 +17,7 @@ from storage_agent.block_header import (
     part_checksums,
 )
 from storage_agent.errors import BlockFormatError, CorruptBlock, TransferError
+from storage_agent.fragmentation import Footprint, Stretch
 from storage_agent.slot_classes import SlotClasses
 from storage_agent.slot_rows import SlotRows
 
@@ -177,6 +178,35 @@ class SlotStore(Protocol):
 
     def close(self, *, in_order: bool, generation_next: int) -> None:
         """Let go of the medium. `in_order`: nothing is under way or in doubt. Idempotent."""
+
+
+@runtime_checkable
+class OrderedStore(Protocol):
+    """A `SlotStore` may say whether slots lie in the order of their numbers: chains are laid out by choosing slots."""
+
+    @property
+    def slots_in_order(self) -> bool: ...
+
+
+@runtime_checkable
+class PackingStore(Protocol):
+    """What a `SlotStore` offers besides where slots are mere numbers, and blocks lie packed in files or objects."""
+
+    @property
+    def unit_bytes(self) -> int:
+        """The most that one file or object takes."""
+
+    def footprint(self) -> Footprint:
+        """Figures of all that lies there. Waits for no transfer."""
+
+    def stretches(self, slots: Sequence[int]) -> list[Stretch | None]:
+        """Where the blocks of slots lie; None where there is none any more. Waits for no transfer."""
+
+    def lay_out(self, headers: Sequence[BlockHeader]) -> None:
+        """Write blocks one after another, in this order, and verify the copies; then the old ones go.
+
+        Promises what `SlotStore.compact` does. Raises `TransferError`. What is damaged stays as it is.
+        """
 
 
 def read_each(

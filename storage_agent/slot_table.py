@@ -12,9 +12,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from storage_agent.block_header import BlockHeader, pack_key
+from storage_agent.block_header import PAGE_BYTES, BlockHeader, pack_key, page_ceiling
 from storage_agent.errors import BlockFormatError, SlotStateError
+from storage_agent.fragmentation import FreeStretches
 from storage_agent.port import BlockKey, ClassStat
 from storage_agent.slot_classes import SlotClasses, SlotsByClass
 from storage_agent.slot_rows import SlotRows
@@ -132,6 +134,30 @@ class SlotTable:
         if not free or (self.classes and self._class_number(free[0]) >= self._class_number(held.slot)):
             return None
         return self._reserve_slot(None, free)
+
+    def reserve_together(self, runs: Sequence[Sequence[BlockHeader]], extents: Sequence[int]) -> dict[int, Reservation]:
+        """Free slots for copies of blocks, by the slot that each is in: those of a run one after another.
+
+        The blocks of a run are of one class (`class_number`). None for a run that would lie in as many stretches as
+        its `extents`.
+        """
+        stretches: dict[int, FreeStretches] = {}
+        taken: dict[int, int] = {}
+        for run, extent_count in zip(runs, extents, strict=True):
+            number = self.class_number(run[0].payload_bytes)
+            if number not in stretches:
+                stretches[number] = FreeStretches(np.sort(np.fromiter(self._free[number], np.intp)))
+            slots = stretches[number].take(len(run), extent_count - 1)
+            taken |= dict(zip((header.slot for header in run), slots, strict=False))
+        chosen = set(taken.values())
+        for number in stretches:
+            self._free[number] = deque(slot for slot in self._free[number] if slot not in chosen)
+        return {old: self._reserve_free(None, slot) for old, slot in taken.items()}
+
+    def class_number(self, payload_bytes: int) -> int:
+        """The smallest class that holds so much; 0 of equal slots."""
+        sizes = (number for number, each in enumerate(self.classes) if payload_bytes <= each.block_bytes)
+        return next(sizes, 0)
 
     def oversized(self) -> list[BlockHeader]:
         """The blocks whose slots are of a larger class than they need."""
@@ -313,6 +339,54 @@ class SlotTable:
         """No put, delete or read is under way, and none was left in doubt."""
         return not (self._pins or self._writing_keys or self._freeing)
 
+    def path(self, slot: int, blocks_max: int) -> list[BlockHeader]:
+        """The block of a slot and its ancestors as far as they are here, root first; none where the slot is not live.
+        """
+        if self._states[slot] != _LIVE or blocks_max < 1:
+            return []
+        found = [self._rows.header(slot)]
+        while len(found) < blocks_max and (parent_hash := found[-1].parent_hash):
+            parent = self.live(found[-1].key._replace(sequence_hash=parent_hash))
+            if parent is None or parent.slot == found[-1].slot:
+                break
+            found.append(parent)
+        return found[::-1]
+
+    def live_slots(self) -> npt.NDArray[np.intp]:
+        return np.flatnonzero(np.frombuffer(bytes(self._states), dtype=np.uint8) == _LIVE)
+
+    def parents(self) -> npt.NDArray[np.uint64]:
+        """The low halves of the parents' hashes of all live blocks that have a parent."""
+        parents: npt.NDArray[np.uint64] = self._rows.rows["parent_lo"][self.live_slots()]
+        of_some: npt.NDArray[np.uint64] = parents[parents != 0]
+        return of_some
+
+    def live_bytes(self) -> int:
+        """Of the blocks, with their header pages."""
+        sizes = self._rows.rows["payload_bytes"].astype(np.int64)
+        return int((sizes[sizes > 0] + PAGE_BYTES).sum())
+
+    def held_bytes(self, slot_bytes: int) -> int:
+        """Of the slots that hold them; `slot_bytes` of each where all are equal."""
+        if not self.classes:
+            return self._live_count * slot_bytes
+        return sum(each.blocks * (PAGE_BYTES + page_ceiling(each.block_bytes)) for each in self.class_stats())
+
+    def misfit_bytes(self) -> int:
+        """What larger blocks would have again if small ones were in free slots of their own size."""
+        if not self.classes:
+            return 0
+        sizes = np.array([each.block_bytes for each in self.classes])
+        rows, left, found = self._rows.rows["payload_bytes"], [len(free) for free in self._free], 0
+        for number in range(len(self.classes) - 1, 0, -1):
+            part = rows[self._by_class.firsts[number] : self._by_class.ends[number]]
+            wanted = np.bincount(np.searchsorted(sizes, part[part > 0]), minlength=len(sizes))
+            for smaller in range(number):
+                moved = min(int(wanted[smaller]), left[smaller])
+                left[smaller] -= moved
+                found += moved * int(sizes[number] - sizes[smaller])
+        return found
+
     def class_stats(self) -> list[ClassStat]:
         """What the slots of each class hold; none of equal slots."""
         stats: list[ClassStat] = []
@@ -346,7 +420,9 @@ class SlotTable:
         return self._by_class.number(slot) if self.classes else 0
 
     def _reserve_slot(self, packed: bytes | None, free: deque[int]) -> Reservation:
-        slot = free.popleft()
+        return self._reserve_free(packed, free.popleft())
+
+    def _reserve_free(self, packed: bytes | None, slot: int) -> Reservation:
         self._step(slot, SlotTrigger.RESERVE)
         self._writing_keys[slot] = packed
         generation = self.generation_next

@@ -9,13 +9,14 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
-from storage_agent.block_header import BlockHeader
+from storage_agent.block_header import PAGE_BYTES, BlockHeader, page_ceiling
 from storage_agent.descriptor import CAPACITY_BLOCKS_MAX, VolumeDescriptor
 from storage_agent.errors import BlockFormatError, CorruptBlock, ShardError, TransferError, VolumeError
-from storage_agent.port import BlockKey, Outcome, PutBlock, Result, ScrubReport, VolumeStat
+from storage_agent.port import BlockKey, CompactReport, Outcome, PutBlock, Result, ScrubReport, VolumeStat
 from storage_agent.shards import Shard, Slice, check_layout, check_span, gather, lacking
 from storage_agent.sliced_read import plan_read, whole_read
 from storage_agent.slot_direct import DirectStore, SlotDirect
+from storage_agent.slot_layout import SlotLayout
 from storage_agent.slot_leasing import LeasableStore, SlotLeasing
 from storage_agent.slot_moving import settle_into_classes, shrink
 from storage_agent.slot_rows import SlotRows
@@ -69,6 +70,14 @@ class SlotVolume:
             """Puts by other processes; None where the medium is out of their reach."""
             self.direct = self._go_direct()
             """Puts and gets of spans; None where they go through the host's memory always."""
+            self._layout = SlotLayout(
+                self._table,
+                self._unpinned,
+                store,
+                slot_bytes=PAGE_BYTES + page_ceiling(descriptor.block_bytes_max),
+                read_all=self._read_headers,
+                verify=self._slots_that_differ,
+            )
             if self._table.capacity != descriptor.capacity_blocks:
                 self.resize(descriptor.capacity_blocks)
         except OSError as error:
@@ -139,6 +148,7 @@ class SlotVolume:
 
     def stat(self) -> VolumeStat:
         """See `Volume.stat`."""
+        fragmentation = self._layout.fragmentation()
         with self._table_lock:
             return VolumeStat(
                 descriptor=self.descriptor,
@@ -153,6 +163,7 @@ class SlotVolume:
                 degraded=self._degraded,
                 corrupt_total=self._corrupt_total,
                 classes=self._table.class_stats(),
+                fragmentation=fragmentation,
             )
 
     def put(self, blocks: Sequence[PutBlock], *, read_back: bool = False) -> list[Outcome]:
@@ -198,10 +209,23 @@ class SlotVolume:
                 settled_bytes = 0
                 if self._table.classes:
                     settled_bytes = settle_into_classes(self._table, self._unpinned, self._store, self._read_headers)
-                return settled_bytes + self._store.compact()
+                freed_bytes = settled_bytes + self._store.compact()
+                self._layout.fragmentation(fresh=True)
+                return freed_bytes
         except TransferError as error:
-            self._degrade(str(error))
-            raise VolumeError(f"volume {self.descriptor.id!r} cannot be compacted: {error}") from error
+            raise self._cannot_be_compacted(error) from error
+
+    def lay_out(self, keys: Sequence[BlockKey]) -> CompactReport:
+        """See `Volume.lay_out`."""
+        try:
+            with self._resizing:
+                return self._layout.lay_out(keys)
+        except TransferError as error:
+            raise self._cannot_be_compacted(error) from error
+
+    def _cannot_be_compacted(self, error: TransferError) -> VolumeError:
+        self._degrade(str(error))
+        return VolumeError(f"volume {self.descriptor.id!r} cannot be compacted: {error}")
 
     def resize(self, capacity_blocks: int) -> VolumeStat:
         """See `Volume.resize`. To shrink, blocks in slots that go are copied into slots that stay."""
@@ -420,6 +444,10 @@ class SlotVolume:
         reads = [whole_read(write.header) for write in writes]
         unread = read_each(self._store, reads, note, faults)
         return [(writes[number], error) for number, error in [*faults.items(), *unread] if error is not None]
+
+    def _slots_that_differ(self, writes: Sequence[SlotWrite]) -> set[int]:
+        self._store.forget_cached([write.header for write in writes])
+        return {write.slot for write, _ in self._verify_written(list(writes))}
 
     def _undo_put(self, write: SlotWrite, error: WriteFault) -> Outcome:
         """Free the slot of a failed put; where even that fails, hold it back until the volume is opened anew."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from storage_agent.block_header import BlockHeader
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.port import BlockKey, Outcome, PutBlock, ScrubReport, VolumeStat
+from storage_agent.port import BlockKey, CompactReport, Outcome, PutBlock, ScrubReport, VolumeStat
 from storage_agent.shards import Shard
 
 Announce = Callable[[Sequence[BlockHeader]], None]
@@ -73,6 +73,12 @@ class Volume(Protocol):
 
     def compact(self) -> int:
         """Rewrite what is fragmented, keeping chains together. Bytes given back to the medium."""
+
+    def lay_out(self, keys: Sequence[BlockKey]) -> CompactReport:
+        """Rewrite blocks so that they lie one after another in this order. See `AgentPort.compact`.
+
+        At every moment, and after a crash at any, each of them can be read. Raises `VolumeError`.
+        """
 
     def resize(self, capacity_blocks: int) -> VolumeStat:
         """Change the capacity while blocks are served.

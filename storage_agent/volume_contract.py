@@ -407,6 +407,26 @@ class VolumeContract:
                 assert held(volume) == set(range(0, CAPACITY, 2))
                 assert volume.scrub().corrupt == 0
 
+    def test_laying_chains_out_keeps_every_block_and_scatters_none(self, case: VolumeCase) -> None:
+        chains = [range(first, CAPACITY, 3) for first in range(3)]
+        blocks = [replace(block(n), parent_hash=key(n - 3).sequence_hash if n >= 3 else 0) for n in range(CAPACITY)]
+        with case.opened() as volume:
+            volume.put(blocks)
+            volume.delete(keys(*chains[2]))
+            left = [n for chain in chains[:2] for n in chain]
+            report = volume.lay_out(keys(*left, *chains[2], *left))
+            assert report.extents_after <= report.extents_before
+            assert (report.moved_blocks > 0) == (report.extents_after < report.extents_before)
+            assert held(volume) == set(left)
+            assert read(volume, *range(CAPACITY))[1] == {n: payload(n) for n in left}
+            assert_exact(volume)
+            again = volume.lay_out(keys(*left))
+            assert (again.moved_blocks, again.extents_after) == (0, report.extents_after), "it lies well already"
+        if case.lasts:
+            with case.opened() as volume:
+                assert held(volume) == set(left)
+                assert volume.scrub().corrupt == 0
+
     # Several at once
 
     def test_a_delete_waits_for_the_reader_of_its_slot(self, volume: Volume) -> None:

@@ -65,6 +65,8 @@ def _bad_parameters(_: Request, error: Exception) -> Response:
 
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NOT_FOUND and error.detail != HTTPStatus.NOT_FOUND.phrase:
+        return problem(404, "not-found", "There is nothing of that name", str(error.detail))
     if error.status_code == HTTPStatus.NOT_FOUND:
         detail = f"nothing is at {request.url.path[:_VALUE_SHOWN_CHARACTERS]}: /docs lists the routes there are"
         return problem(404, "not-found", "There is no such page", detail)

@@ -17,6 +17,7 @@ from advisor.views import (
     AdvisorReader,
     BlockPage,
     Check,
+    CompactionsView,
     EventsPage,
     MovesView,
     ProducerView,
@@ -94,6 +95,10 @@ def api_routes(reader: AdvisorReader, feed: LiveFeed) -> APIRouter:
     @routes.get("/moves", summary="Moves and refusals, newest first", responses=documented(422))
     def moves(query: Annotated[MovesQuery, Query()]) -> MovesView:
         return reader.moves(limit=query.limit)
+
+    @routes.get("/compactions", summary="Rewrites on volumes, and how their blocks lie", responses=documented(422))
+    def compactions(query: Annotated[MovesQuery, Query()]) -> CompactionsView:
+        return reader.compactions(limit=query.limit)
 
     @routes.get("/producers", summary="Who publishes, and whether anything is missing", responses=documented(422))
     def producers(query: Annotated[ListQuery, Query()], response: Response) -> list[ProducerView]:

@@ -16,7 +16,7 @@ _SHUTDOWN_S_MAX = 3
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A listening-to-be TCP socket on a loopback address; port 0 takes any free one.
+    """A TCP socket that listens on a loopback address; port 0 takes any free one. Connections wait for the server.
 
     Raises `ApiError` for an address that others can reach, and for a port in use.
     """
@@ -31,6 +31,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((str(address), port))
+        listener.listen()
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

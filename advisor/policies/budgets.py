@@ -111,11 +111,16 @@ class Purse:
         return bucket
 
     def _endurance(self, target: Volume) -> Bucket:
-        rate = target.endurance_bytes_per_day / DAY_S
-        burst = rate * ENDURANCE_BURST_S
-        bucket = self._buckets.setdefault(f"{target.volume_id} endurance", Bucket(burst, self._now_us))
-        bucket.fill(rate, burst, self._now_us)
-        return bucket
+        return endurance_bucket(self._buckets, target, self._now_us)
+
+
+def endurance_bucket(buckets: dict[str, Bucket], target: Volume, now_us: int) -> Bucket:
+    """What may be written to a volume that bears so much a day, filled up to now."""
+    rate = target.endurance_bytes_per_day / DAY_S
+    burst = rate * ENDURANCE_BURST_S
+    bucket = buckets.setdefault(f"{target.volume_id} endurance", Bucket(burst, now_us))
+    bucket.fill(rate, burst, now_us)
+    return bucket
 
 
 def _burst(rate: float, need: float) -> float:

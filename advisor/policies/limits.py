@@ -30,6 +30,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """`auto`: the one that goes with the admission."""
     promote_moves_max: int = 64
     demote_moves_max: int = 64
+    delete_moves_max: int = 1_024
+    """Open moves of deletions that people order, beside `moves_open_max`."""
     moves_open_max: int = 256
     moves_bytes_max: int = 1 << 30
     bytes_per_s: float = 0.0
@@ -47,6 +49,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """A volume that reads or writes slower than this share of its known rate is left alone; 0: never."""
     prefill_tokens_per_s: float = 0.0
     """How fast an engine computes; 0: not known, and no advice is given to recompute."""
+    dry_run: bool = False
+    """Plans are made and shown, and never carried out."""
+    compaction: bool = True
+    compaction_bytes_per_s: float = float(32 << 20)
+    """What compactions may write to one volume; 0: no limit."""
+    compaction_spread: float = 2.0
+    """Chains that lie in so many times the pieces that they need are laid out."""
+    compaction_dead_share: float = 0.25
+    """A volume gives back what is dead from this share of what it holds on."""
+    compaction_interval_s: float = 600.0
+    """Rest of a volume after a round over its chains."""
     budgets: tuple[VolumeBudget, ...] = ()
     quotas: tuple[Quota, ...] = ()
 

@@ -96,6 +96,7 @@ def _ask(sight: Sight, policy: Policy, row: int, slot: int, out: list[int]) -> _
     assert placed is not None
     target, why = _target(sight, block, rank, placed.block_bytes)
     candidate = _candidate(sight, block, source, target, placed.block_bytes, slot)
+    why = sight.kept_out(block) or why
     if not why:
         verdict = policy.admit(candidate, _scene(sight, target))
         if verdict.admitted:

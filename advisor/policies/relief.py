@@ -119,7 +119,11 @@ def way_down(
                 continue
             reason = f"{idle}, {why}, {other.volume_id} holds a copy"
             return Proposal(MoveKind.DROP, block, volume.volume_id, other.volume_id, size, reason), other
-        refusal = sight.barred(other, sight.tenant(block), size) or sight.purse.refusal(other, size, promotion=False)
+        refusal = (
+            sight.kept_out(block)
+            or sight.barred(other, sight.tenant(block), size)
+            or sight.purse.refusal(other, size, promotion=False)
+        )
         if not refusal and sight.occupied[other.volume_id] < other.slots_high:
             reason = f"{idle}, {why}, no slower copy yet, {bytes_text(size)} to write"
             return Proposal(MoveKind.DEMOTE, block, volume.volume_id, other.volume_id, size, reason), other

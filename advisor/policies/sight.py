@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class Sight:
         namespaces: Mapping[int, Namespace],
         eviction: Eviction,
         purse: Purse,
+        kept_out: Callable[[BlockRow], str],
     ) -> None:
         self.index = index
         self.ordered = ordered
@@ -46,6 +47,8 @@ class Sight:
         self.now_us = now_us
         self.state = state
         self.purse = purse
+        self.kept_out = kept_out
+        """Why a block is brought nowhere; empty where it may be."""
         self.plan = Plan()
         self._eviction = eviction
         self._namespaces = namespaces
@@ -164,9 +167,17 @@ class Sight:
 
     # -- deciding
 
+    def take_order(self, proposal: Proposal) -> None:
+        """Take a delete that a person ordered into the plan: no budget is asked. Its volume is one of `ordered`."""
+        source = next(volume for volume in self.ordered if volume.volume_id == proposal.source)
+        self.plan.propose(proposal)
+        self.occupied[source.volume_id] -= 1
+        self.left[proposal.block.row] = source.place
+
     def propose(self, proposal: Proposal, source: Volume, target: Volume | None) -> None:
         """Take a move into the plan, and all that follows from it. It must be affordable."""
         block, kind = proposal.block, proposal.kind
+        assert isinstance(block, BlockRow)
         copies = kind in (MoveKind.PROMOTE, MoveKind.DEMOTE)
         self.plan.propose(proposal)
         self.purse.spend(target, proposal.block_bytes if copies else 0, promotion=kind is MoveKind.PROMOTE)

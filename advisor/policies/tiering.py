@@ -7,15 +7,15 @@ nothing that bounces, and no block on a faster volume than its parent. Pure but 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from advisor.index import ArrayIndex
+from advisor.index import ArrayIndex, BlockRow
 from advisor.moves import MoveTable
 from advisor.policies.budgets import Purse
 from advisor.policies.limits import Limits
-from advisor.policies.plan import Plan, Volume
+from advisor.policies.plan import Plan, Proposal, Volume
 from advisor.policies.promotion import promote
 from advisor.policies.registry import eviction_of, policy_named
 from advisor.policies.relief import expire, relieve
@@ -35,8 +35,13 @@ def plan_moves(
     *,
     state: PolicyState | None = None,
     namespaces: Mapping[int, Namespace] | None = None,
+    orders: Sequence[Proposal] = (),
+    kept_out: Callable[[BlockRow], str] = lambda block: "",
 ) -> Plan:
     """Plan over `volumes`. `touched`: rows of blocks used since the last plan, in order. Paused volumes stay out.
+
+    `orders`: deletes that people want, of volumes that are not paused; they come first and cost no budget. `kept_out`
+    says why a block is brought to no volume, if so.
 
     Raises `PolicyUnknown` where `limits` name an admission that is not installed.
     """
@@ -46,14 +51,17 @@ def plan_moves(
     ordered = sorted((v for v in volumes if v.volume_id not in paused), key=lambda v: v.order)
     rows = np.fromiter(touched, np.int32)
     with index.lock:
-        purse = Purse(limits, len(moves.open), state.buckets, now_us)
+        planned = sum(1 for move in moves.open.values() if not move.deletion)
+        purse = Purse(limits, planned, state.buckets, now_us)
         inflation = state.ageing_of(ordered[0].volume_id).inflation if ordered else 0.0
         slots = state.book.note(index, rows, eviction.rule, inflation)
         purse.earn(state.book.first_seen)
         if ordered and policy.duels:
             notes, roots = state.book.notes[slots], int((index.tables.blocks["depth"][rows] == 0).sum())
             state.duel.touch(notes["tag"].tolist(), notes["touches"].tolist(), roots, ordered[0].slots_high)
-        sight = Sight(index, ordered, moves, limits, now_us, state, namespaces or {}, eviction, purse)
+        sight = Sight(index, ordered, moves, limits, now_us, state, namespaces or {}, eviction, purse, kept_out)
+        for order in orders:
+            sight.take_order(order)
         state.wait(rows.tolist())
         for volume in ordered:
             expire(sight, volume)

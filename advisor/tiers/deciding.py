@@ -155,12 +155,12 @@ def blocks_found(t: TimedTrace, first: int, run: int, tier: FastTier) -> int:
 
 
 @inlined
-def renew_worth(tier: FastTier, known: int, worth: Array) -> None:
-    """Every key is a block's worth again."""
+def renew_worth(tier: FastTier, order: Array, worth: Array) -> None:
+    """Every key is a block's worth again. `order` holds all that are present."""
     for at in range(tier.counts[HEAPED]):
         tier.places[tier.heap[at]] = -1
     tier.counts[HEAPED] = 0
-    for block in range(known):
+    for block in order:
         if tier.present[block]:
             tier.keys[block] = worth[block]
             into_heap(tier, block)
@@ -168,18 +168,19 @@ def renew_worth(tier: FastTier, known: int, worth: Array) -> None:
 
 @routine
 def swap_worthy(
-    t: TimedTrace, heat: Heat, tier: FastTier, worth: Array, known: int, waiting: Array, margin: float, now_s: float
+    t: TimedTrace, heat: Heat, tier: FastTier, worth: Array, order: Array, waiting: Array, margin: float, now_s: float
 ) -> float:
-    """The best absent blocks for the worst present ones, while its share of the budget lasts and each gains `margin`.
+    """The best absent blocks of `order` for the worst present ones, while a batch's share of the budget lasts and each
+    gains `margin`.
 
     Returns the price of a move from now on: the worth of the best that it could not pay for.
     """
     if tier.rule == VALUE:
-        renew_worth(tier, known, worth)
+        renew_worth(tier, order, worth)
     kept = (1.0 - BATCH_SHARE) * tier.levels[TOKENS]
     tier.levels[TOKENS] -= kept
     count = 0
-    for block in range(known):
+    for block in order:
         if not tier.present[block] and worth[block] >= margin:
             waiting[count] = block
             count += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from advisor.index.jit import inlined, kernel
+from advisor.index.jit import inlined, kernel, routine
 from advisor.policies.rules.duel import MOVE_HITS, TURN_REQUESTS, duel_score, leader_of, may_turn
 from advisor.policies.rules.eviction import VALUE
 from advisor.policies.rules.hazard import PERIOD_S
@@ -66,8 +66,9 @@ def _serve_shadow(
     return found
 
 
-@inlined
-def _end_turn(duel: Duel, s: Shadows, turn: int) -> None:
+@routine
+def end_turn(duel: Duel, s: Shadows, turn: int) -> None:
+    """Score what the arms found since the last turn; the best of those that are allowed leads. `turn`: from 1."""
     _close(duel, BY_WORTH, s.by_worth)
     _close(duel, FIRST, s.first)
     _close(duel, SECOND, s.second)
@@ -86,6 +87,48 @@ def _close(duel: Duel, arm: int, tier: FastTier) -> None:
     duel.moves[arm] = moves
 
 
+@inlined
+def least_worth(learned: Learned, margin: float) -> float:
+    """What a request's own blocks must be worth to come: none do before the first price is known."""
+    return max(margin, learned.levels[PRICE]) if learned.levels[PRICE] > 0.0 else 1e18
+
+
+@routine
+def serve_shadows(
+    t: TimedTrace,
+    r: int,
+    first: int,
+    end: int,
+    run: int,
+    heat: Heat,
+    s: Shadows,
+    duel: Duel,
+    worth: Array,
+    ghosts: Array,
+    credit: float,
+    least: float,
+    margin: float,
+) -> None:
+    """A request comes to every arm's shadow, whose bucket gains `credit`. `run`: how many of its blocks were known."""
+    duel.hits[BY_WORTH] += _serve_shadow(t, first, end, run, heat, s.by_worth, worth, credit)
+    admit_worthy(t, r, first, end, heat, s.by_worth, worth, least, margin)
+    settle(t, first, end, s.by_worth)
+    duel.hits[FIRST] += _serve_shadow(t, first, end, run, heat, s.first, heat.scores, credit)
+    admit_request(t, r, first, end, heat, s.first, TOUCHES, 1, ghosts)
+    settle(t, first, end, s.first)
+    duel.hits[SECOND] += _serve_shadow(t, first, end, run, heat, s.second, heat.scores, credit)
+    admit_request(t, r, first, end, heat, s.second, TOUCHES, 2, ghosts)
+    settle(t, first, end, s.second)
+    duel.hits[THIRD] += _serve_shadow(t, first, end, run, heat, s.third, heat.scores, credit)
+    admit_request(t, r, first, end, heat, s.third, TOUCHES, 3, ghosts)
+    settle(t, first, end, s.third)
+    duel.hits[GHOSTS] += _serve_shadow(t, first, end, run, heat, s.ghosts, heat.scores, credit)
+    admit_request(t, r, first, end, heat, s.ghosts, GHOST, 0, ghosts)
+    settle(t, first, end, s.ghosts)
+    duel.hits[RANKED] += _serve_shadow(t, first, end, run, heat, s.ranked, heat.scores, credit)
+    settle(t, first, end, s.ranked)
+
+
 @kernel
 def learning(
     t: TimedTrace,
@@ -102,12 +145,13 @@ def learning(
     ranking: Array,
     is_ranking: Array,
     waiting: Array,
+    order: Array,
     scan_from: int,
     hot: Array,
 ) -> None:
     """`margin`: the uses that a move by worth must bring. `duel.allowed` with one arm only: no shadows.
 
-    `ranking`, `is_ranking` and `waiting` are scratch, by block.
+    `ranking`, `is_ranking` and `waiting` are scratch, by block. `order` numbers all blocks, parents first.
     """
     duels = duel.allowed & (duel.allowed - 1) != 0
     learns = duel.allowed >> BY_WORTH & 1 != 0 or tier.rule == VALUE
@@ -135,17 +179,18 @@ def learning(
                 rank_due_s += RANK_PERIOD_S
         if learns and (now_s >= due_s or at_scan):
             moves = s.by_worth.counts[MOVES] if duels else tier.counts[MOVES]
-            learn_ages(t, heat, learned, tier.capacity, moves, r, now_s)
+            known = order[: learned.counts[KNOWN]]
+            learn_ages(t, heat, learned, known, tier.capacity, moves, r, now_s)
             by_worth = now_s >= learned_s
             if duels and by_worth:
-                price = swap_worthy(t, heat, s.by_worth, learned.worth, learned.counts[KNOWN], waiting, margin, now_s)
+                price = swap_worthy(t, heat, s.by_worth, learned.worth, known, waiting, margin, now_s)
                 learned.levels[PRICE] = price_after(learned.levels[PRICE], price)
             if duel.leader[0] == BY_WORTH and by_worth:
-                price = swap_worthy(t, heat, tier, learned.worth, learned.counts[KNOWN], waiting, margin, now_s)
+                price = swap_worthy(t, heat, tier, learned.worth, known, waiting, margin, now_s)
                 if not duels:
                     learned.levels[PRICE] = price_after(learned.levels[PRICE], price)
             elif tier.rule == VALUE:
-                renew_worth(tier, learned.counts[KNOWN], learned.worth)
+                renew_worth(tier, known, learned.worth)
             while due_s <= now_s:
                 due_s += PERIOD_S
         if r == scan_from:
@@ -167,26 +212,9 @@ def learning(
                     is_ranking[block] = True
                     ranking[ranked] = block
                     ranked += 1
-        least = max(margin, learned.levels[PRICE]) if learned.levels[PRICE] > 0.0 else 1e18
+        least = least_worth(learned, margin)
         if duels:
-            credit = stored * budget
-            duel.hits[BY_WORTH] += _serve_shadow(t, first, end, run, heat, s.by_worth, learned.worth, credit)
-            admit_worthy(t, r, first, end, heat, s.by_worth, learned.worth, least, margin)
-            settle(t, first, end, s.by_worth)
-            duel.hits[FIRST] += _serve_shadow(t, first, end, run, heat, s.first, heat.scores, credit)
-            admit_request(t, r, first, end, heat, s.first, TOUCHES, 1, ghosts)
-            settle(t, first, end, s.first)
-            duel.hits[SECOND] += _serve_shadow(t, first, end, run, heat, s.second, heat.scores, credit)
-            admit_request(t, r, first, end, heat, s.second, TOUCHES, 2, ghosts)
-            settle(t, first, end, s.second)
-            duel.hits[THIRD] += _serve_shadow(t, first, end, run, heat, s.third, heat.scores, credit)
-            admit_request(t, r, first, end, heat, s.third, TOUCHES, 3, ghosts)
-            settle(t, first, end, s.third)
-            duel.hits[GHOSTS] += _serve_shadow(t, first, end, run, heat, s.ghosts, heat.scores, credit)
-            admit_request(t, r, first, end, heat, s.ghosts, GHOST, 0, ghosts)
-            settle(t, first, end, s.ghosts)
-            duel.hits[RANKED] += _serve_shadow(t, first, end, run, heat, s.ranked, heat.scores, credit)
-            settle(t, first, end, s.ranked)
+            serve_shadows(t, r, first, end, run, heat, s, duel, learned.worth, ghosts, stored * budget, least, margin)
         tier.levels[TOKENS] += stored * budget
         touch_all(t, first, end, heat, tier, learned.worth)
         if duel.leader[0] == BY_WORTH:
@@ -197,5 +225,5 @@ def learning(
             admit_guarded(t, r, first, end, heat, tier, duel.leader[0] - FIRST + 1, learned.worth)
         settle(t, first, end, tier)
         if duels and (r + 1) % TURN_REQUESTS == 0:
-            _end_turn(duel, s, (r + 1) // TURN_REQUESTS)
+            end_turn(duel, s, (r + 1) // TURN_REQUESTS)
         first = end

@@ -43,8 +43,8 @@ class Learned(NamedTuple):
     counts: Array
 
     @classmethod
-    def nothing(cls, blocks: int, longest_s: float, classes: int) -> Learned:
-        """`longest_s`: the longest horizon; `classes`: with priorities or without."""
+    def nothing(cls, blocks: int, longest_s: float, classes: int = hazard.CLASSES) -> Learned:
+        """`longest_s`: the longest horizon; `classes`: `hazard.TOLD_CLASSES` where priorities are told."""
         table = (classes, hazard.BINS)
         levels = np.zeros(5)
         levels[MOVE_RATE] = -1.0
@@ -88,8 +88,12 @@ def learn_uses(t: TimedTrace, r: int, first: int, end: int, run: int, heat: Heat
 
 
 @routine
-def learn_ages(t: TimedTrace, heat: Heat, learned: Learned, capacity: int, moves: int, r: int, now_s: float) -> None:
-    """Count what went unused since the last time, make the tables again, and every known block's worth.
+def learn_ages(
+    t: TimedTrace, heat: Heat, learned: Learned, order: Array, capacity: int, moves: int, r: int, now_s: float
+) -> None:
+    """Count what went unused since the last time, make the tables again, and the worth of the blocks in `order`.
+
+    A block comes after its parent there.
 
     The horizon is a share of the time that a block stays: the capacity over the rate of moves into it.
     """
@@ -104,16 +108,16 @@ def learn_ages(t: TimedTrace, heat: Heat, learned: Learned, capacity: int, moves
     learned.levels[HORIZON_S] = hazard.horizon_s(
         capacity, learned.levels[MOVE_RATE], learned.levels[LONGEST_S]
     )
-    known = learned.counts[KNOWN]
-    for block in range(known):
+    for block in order:
         seen_s = max(0.0, learned.levels[SWEPT_S] - heat.last_s[block])
         expose(learned.exposure, learned.classes[block], seen_s, now_s - heat.last_s[block])
     learned.levels[SWEPT_S] = now_s
     for _ in range(2):
         revalue(learned.hits, learned.exposure, learned.values, learned.levels[HORIZON_S])
-    for block in range(known):
+    for block in order:
         learned.worth[block] = value_at(learned.values, learned.classes[block], now_s - heat.last_s[block])
-    for block in range(known - 1, -1, -1):
+    for at in range(len(order) - 1, -1, -1):
+        block = order[at]
         parent = t.parents[block]
         if parent >= 0:
             learned.worth[parent] = max(learned.worth[parent], learned.worth[block])

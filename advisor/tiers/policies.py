@@ -93,6 +93,7 @@ def _learning(*arms: int) -> Callable[[Run], None]:
             r.by_block(),
             np.zeros(blocks, np.bool_),
             r.by_block(),
+            np.arange(blocks),
             r.scan_from,
             r.hot,
         )
@@ -163,6 +164,12 @@ def replay_tiers(trace: TimedTrace, tiering: Tiering, costs: Costs, *, counted_f
     """Run the whole trace. What requests before `counted_from` read is not counted, what they move is."""
     run = _run(trace, tiering, costs, counted_from=counted_from, scan_from=-1)
     return TierFigures.of(run.tier, run.reads)
+
+
+def found_by_request(trace: TimedTrace, tiering: Tiering) -> npt.NDArray[np.int64]:
+    """Tokens of each request's run that it found in the fast tier."""
+    found: npt.NDArray[np.int64] = _run(trace, tiering, Costs(), scan_from=-1).reads.fast_tokens
+    return found
 
 
 def scan_survival(trace: TimedTrace, tiering: Tiering, costs: Costs) -> float:

@@ -42,11 +42,13 @@ class Heat(NamedTuple):
 class Reads(NamedTuple):
     """`counts` by the names above; `first_token_s` (requests, 2): always loading, and choosing for each read.
 
+    `fast_tokens`: what each request found in the fast tier, counted or not.
     Rates in bytes/s and tokens/s. What is recomputed is counted for choosing.
     """
 
     counts: Array
     first_token_s: Array
+    fast_tokens: Array
     counted_from: int
     fast_rate: float
     slow_rate: float
@@ -65,7 +67,8 @@ class Reads(NamedTuple):
     ) -> Reads:
         """Nothing counted yet."""
         counts = np.zeros(7, np.int64)
-        return cls(counts, np.zeros((requests, 2)), counted_from, fast_rate, slow_rate, prefill_rate, token_bytes)
+        by_request = (np.zeros((requests, 2)), np.zeros(requests, np.int64))
+        return cls(counts, *by_request, counted_from, fast_rate, slow_rate, prefill_rate, token_bytes)
 
 
 @routine
@@ -110,6 +113,7 @@ def count_read(t: TimedTrace, r: int, first: int, end: int, heat: Heat, tier: Fa
             best_tokens = tokens
     reads.first_token_s[r, ALWAYS_LOAD] = loaded_s
     reads.first_token_s[r, CHOOSE] = best_s
+    reads.fast_tokens[r] = int(fast_tokens)
     if counted:
         reads.counts[INPUT_TOKENS] += t.input_tokens[r]
         reads.counts[FAST_TOKENS] += int(fast_tokens)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from advisor.wording import duration_text
+
 NOTHING = "–"
 """Written where there is no value yet."""
 
@@ -79,6 +81,13 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{_three_figures(share * 100)} %"
 
 
+def points(share: float | None, than: float | None) -> str:
+    """How much more a share is than another: `+4.1 points`; empty where one of them is not known."""
+    if share is None or than is None:
+        return ""
+    return f"{(share - than) * 100:+.1f} points".replace("-", "−")
+
+
 def seconds(value: float | None) -> str:
     """A short time: `0.4 s`, `41 s`, `12 min`, `3 h 5 min`, `2 d 4 h`."""
     if value is None:
@@ -98,6 +107,13 @@ def seconds(value: float | None) -> str:
         return f"{hours} h {minutes} min"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h"
+
+
+def gain(value_s: float | None) -> str:
+    """A time that was saved, or lost: `210 ms`, `−3 s`."""
+    if value_s is None:
+        return NOTHING
+    return f"{'−' if value_s < 0 else ''}{duration_text(abs(value_s))}"
 
 
 def exact(value: int) -> str:
@@ -128,7 +144,9 @@ FILTERS = {
     "size": size,
     "told_size": told_size,
     "percent": percent,
+    "points": points,
     "seconds": seconds,
+    "gain": gain,
     "exact": exact,
     "clock": clock,
     "timestamp": timestamp,

@@ -6,9 +6,12 @@ import asyncio
 from typing import Any
 
 import httpx
+from sample_actions import SampleActions
+from sample_deletions import SampleDeletions
 
 from advisor.api.app import create_app
-from advisor.views import AdvisorReader
+from advisor.deletion_views import AdvisorDeletions
+from advisor.views import AdvisorActions, AdvisorReader
 
 METRICS = b"# TYPE kvadvisor_blocks gauge\nkvadvisor_blocks 7\n"
 
@@ -16,8 +19,20 @@ METRICS = b"# TYPE kvadvisor_blocks gauge\nkvadvisor_blocks 7\n"
 class Direct:
     """The admin view over `reader`. `raises` lets a fault of the app through instead of answering 500."""
 
-    def __init__(self, reader: AdvisorReader, *, raises: bool = True) -> None:
-        app = create_app(reader, metrics=lambda: METRICS)
+    def __init__(
+        self,
+        reader: AdvisorReader,
+        *,
+        raises: bool = True,
+        actions: AdvisorActions | None = None,
+        deletions: AdvisorDeletions | None = None,
+    ) -> None:
+        app = create_app(
+            reader,
+            metrics=lambda: METRICS,
+            actions=actions or SampleActions(),
+            deletions=deletions or SampleDeletions(),
+        )
         self._transport = httpx.ASGITransport(app, raise_app_exceptions=raises)
 
     def get(self, path: str, **options: Any) -> httpx.Response:

@@ -5,23 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from advisor.settings import PolicySettings
 from advisor.views import (
     BlockPage,
     BlockView,
     Check,
+    CompactionsView,
+    CompactionView,
+    ComparedPolicy,
+    ComparisonView,
     EventsPage,
     EventView,
+    LayoutView,
     LoadAdviceView,
     LoadBlockView,
     MovesView,
     MoveView,
     OriginView,
     PlacementView,
+    PoliciesView,
+    PolicyFigures,
     ProducerView,
     RefusalView,
     Sample,
     Summary,
     TierView,
+    VolumeLayoutView,
     VolumeView,
 )
 
@@ -106,6 +115,24 @@ def _moves() -> MovesView:
     )
 
 
+def _compactions() -> CompactionsView:
+    before = LayoutView(
+        held_bytes=90_000_000, live_bytes=60_000_000, reclaimable_bytes=22_000_000, objects=210, objects_least=15,
+        chains=64, chain_blocks=1_024, extents=800, extents_least=70.0, spread=800 / 70,
+    )  # fmt: skip
+    after = before.model_copy(update={"extents": 72, "spread": 72 / 70})
+    gather = CompactionView(
+        id="77-compaction-0", volume="s3-archive", kind="gather", state="done",
+        reason="64 chains of 16 blocks lie in 800 pieces, 70 would do", note="", planned_us=NOW_US - 9_000_000,
+        changed_us=NOW_US, blocks=1_000, commands=4, commands_done=4, moved_blocks=960, moved_bytes=960 * BLOCK_BYTES,
+        freed_bytes=0, extents_before=800, extents_after=72, seconds=3.5, before=before, after=after,
+    )  # fmt: skip
+    reclaim = gather.model_copy(update={"id": "80-compaction-0", "kind": "reclaim", "state": "running", "after": None})
+    return CompactionsView(
+        compactions=[reclaim, gather], volumes=[VolumeLayoutView(volume="s3-archive", layout=after, note="rests")]
+    )
+
+
 def _producer(number: int, **changes: object) -> ProducerView:
     base = ProducerView(
         id=f"{0xA11CE000 + number:016x}", name=f"vllm · pod-{number}", state="live", note="", epoch="00000000000000a1",
@@ -169,6 +196,38 @@ def _events() -> list[EventView]:
     ]
 
 
+def _compared(name: str, admission: str, share: float, moves: int) -> ComparedPolicy:
+    """An hour in 180 steps, after five hours."""
+
+    def figures(hours: int) -> PolicyFigures:
+        uses, promoted = 180_000 * hours, moves * hours // 2
+        found = round(uses * share)
+        return PolicyFigures(
+            uses=uses, used_bytes=uses * BLOCK_BYTES, found=found, found_bytes=found * BLOCK_BYTES, found_share=share,
+            saved_s=found * 0.002, moves=moves * hours, moved_bytes=promoted * BLOCK_BYTES, promoted=promoted,
+            promoted_used=round(promoted * share),
+            precision=share, bounced=promoted // 50, ping_pong=0.02,
+        )
+
+    is_live = name == "live"
+    return ComparedPolicy(
+        name=name, admission=admission, eviction="value", since_start=figures(5), last_hour=figures(1),
+        found_each=[share + 0.05 * math.sin(step / 9) for step in range(180)], fast_blocks=835,
+        known_blocks=0 if is_live else 48_000, left_out=0, memory_bytes=0 if is_live else 32_400_000,
+    )
+
+
+def _comparison() -> ComparisonView:
+    return ComparisonView(
+        began_us=NOW_US - 5 * 3_600_000_000, note="", fastest="nvme-a",
+        times_us=[NOW_US - (179 - step) * 20_000_000 for step in range(180)],
+        policies=[
+            _compared("live", "auto", 0.62, 1_200), _compared("second-touch", "touch-2", 0.66, 900),
+            _compared("calm", "ranked", 0.57, 300),
+        ],
+    )
+
+
 class SampleReader:
     """Every attribute may be replaced at any time; `blocks` pages by number, and its cursor is `after-N`."""
 
@@ -183,6 +242,8 @@ class SampleReader:
             Check(name="log", ok=True, text="writable"), Check(name="fold", ok=True, text="0.4 s behind"),
         ]
         self.event_views = _events()
+        self.comparison_view = _comparison()
+        self.compactions_view = _compactions()
         self.summaries_read = 0
 
     @classmethod
@@ -198,6 +259,8 @@ class SampleReader:
         reader.volume_views, reader.block_views, reader.producer_views = [], [], []
         reader.sample_views, reader.event_views = [], []
         reader.moves_view = MovesView(moves=[], refusals=[])
+        reader.compactions_view = CompactionsView(compactions=[], volumes=[])
+        reader.comparison_view = ComparisonView(began_us=0, note="", fastest="", times_us=[], policies=[])
         return reader
 
     def summary(self) -> Summary:
@@ -230,6 +293,10 @@ class SampleReader:
     def moves(self, limit: int = 50) -> MovesView:
         return MovesView(moves=self.moves_view.moves[:limit], refusals=self.moves_view.refusals[:limit])
 
+    def compactions(self, limit: int = 50) -> CompactionsView:
+        view = self.compactions_view
+        return CompactionsView(compactions=view.compactions[:limit], volumes=view.volumes)
+
     def producers(self) -> list[ProducerView]:
         return self.producer_views
 
@@ -238,6 +305,15 @@ class SampleReader:
 
     def checks(self) -> list[Check]:
         return self.check_views
+
+    def policies(self) -> PoliciesView:
+        return PoliciesView(
+            policy_version="tiering-2", policy=PolicySettings(admission="auto", moves_per_s=20.0), eviction="value",
+            admissions=["always", "auto", "touch-2"], evictions=["lru", "value"], shadows=["second-touch", "calm"],
+        )  # fmt: skip
+
+    def comparison(self) -> ComparisonView:
+        return self.comparison_view
 
     def load_advice(
         self, hashes: Sequence[int], *, block_tokens: int, namespace_id: int | None = None, tenant: str | None = None,

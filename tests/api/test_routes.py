@@ -10,6 +10,7 @@ from sample_reader import SampleReader, block_hash
 from advisor.views import (
     BlockPage,
     Check,
+    CompactionsView,
     EventsPage,
     MovesView,
     ProducerView,
@@ -35,6 +36,7 @@ def client(reader: SampleReader) -> Direct:
         ("/api/v1/summary", Summary, "summary_view"),
         ("/api/v1/volumes", list[VolumeView], "volume_views"),
         ("/api/v1/moves", MovesView, "moves_view"),
+        ("/api/v1/compactions", CompactionsView, "compactions_view"),
         ("/api/v1/producers", list[ProducerView], "producer_views"),
         ("/api/v1/samples", list[Sample], "sample_views"),
     ],

@@ -32,3 +32,12 @@ def test_address_that_others_reach_is_refused(host: str) -> None:
 def test_name_that_is_no_address_is_refused() -> None:
     with pytest.raises(ApiError, match=r"'db\.example'"):
         open_socket("db.example", 0)
+
+
+def test_who_connects_before_it_is_served_waits_and_the_port_is_taken_at_once() -> None:
+    with open_socket("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass
+        with pytest.raises(ApiError, match="in use"):
+            open_socket("127.0.0.1", port)

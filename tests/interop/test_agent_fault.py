@@ -18,7 +18,7 @@ import sys
 from advisor.cli import main
 from storage_agent.agent import StorageAgent
 
-def compact(self, command_id, volume, *, term=0):
+def compact(self, command_id, volume, keys=(), *, term=0):
     raise KeyError("a fault")
 
 StorageAgent.compact = compact
