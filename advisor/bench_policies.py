@@ -67,7 +67,7 @@ class Size:
 
 
 WHOLE = Size(MINUTES, BUDGETS, OTHER_BUDGETS, SIGNAL_BUDGETS)
-QUICK = Size(QUICK_MINUTES, (0.02, 0.25, None), (0.10, None), (0.10,))
+QUICK = Size(QUICK_MINUTES, (0.02, 0.50), (0.10, None), (0.10,))
 
 
 def run(quick: bool, shared_data: Path | None = None) -> list[Figure]:
