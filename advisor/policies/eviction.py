@@ -51,12 +51,13 @@ class Residents:
     sizes: Array
     last_ms: Array
     scores: Array
+    worths: Array
     capacity: int
 
     @property
     def accessed(self) -> Array:
         """Since an eviction last looked at them."""
-        return self.touches > self.notes["seen_touches"]
+        return self.notes["touches"] > self.notes["seen_touches"]
 
     @property
     def entered(self) -> Array:
@@ -76,7 +77,7 @@ def residents(index: ArrayIndex, place: int, book: HeatBook, capacity: int) -> R
     placed_columns(blocks, index.tables.placements, rows, place, uses, sizes)
     return Residents(
         rows, notes, slots, blocks["depth"][rows].astype(np.int64), blocks["touches"][rows].astype(np.int64), uses,
-        sizes, last_touch_ms(index, rows), book.scores(index, rows, slots), capacity,
+        sizes, last_touch_ms(index, rows), book.scores(index, rows, slots), book.worths(slots), capacity,
     )  # fmt: skip
 
 
@@ -97,6 +98,10 @@ def _lfuda(r: Residents, _: Ageing) -> Array:
 
 def _value(r: Residents, _: Ageing) -> Array:
     return r.scores
+
+
+def _worth(r: Residents, _: Ageing) -> Array:
+    return r.worths
 
 
 def _gdsf(r: Residents, _: Ageing) -> Array:
@@ -214,6 +219,7 @@ EVICTIONS: dict[str, Eviction] = {
     "lfu": Eviction(None, "lfu"),
     "lfuda-leaf": Eviction(_lfuda, rule=LFUDA_LEAF, leave=_age_lfuda),
     "value": Eviction(_value, rule=VALUE),
+    "worth": Eviction(_worth, rule=VALUE),
     "gdsf": Eviction(_gdsf, rule=GREEDY, leave=_age_greedy),
     "length-aware": Eviction(_length_aware),
     "sieve": Eviction(_sieve, leave=_move_hand, by_entry=True),

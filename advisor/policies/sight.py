@@ -191,6 +191,7 @@ class Sight:
         if kind is MoveKind.PROMOTE:
             assert target is not None
             self.needed.add(block.parent)
+            self.state.promoted += target is self.ordered[0]
             self._enter(slot, target)
         else:
             self.occupied[source.volume_id] -= 1
