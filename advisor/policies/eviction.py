@@ -179,19 +179,21 @@ def _age_greedy(book: HeatBook, slot: int, ageing: Ageing, capacity: int) -> Non
 def _move_hand(book: HeatBook, slot: int, ageing: Ageing, capacity: int) -> None:
     """Those that the hand passed on its way are not used since."""
     notes, entered = book.notes, int(book.notes["entered_turn"][slot])
-    passed = (notes["entered_turn"] > ageing.hand) & (notes["entered_turn"] < entered)
+    ahead, before = notes["entered_turn"] > ageing.hand, notes["entered_turn"] < entered
+    passed = ahead & before if entered > ageing.hand else ahead | before
     notes["seen_touches"][passed] = notes["touches"][passed]
     ageing.hand = entered
 
 
 def _prove_older(book: HeatBook, slot: int, ageing: Ageing, capacity: int) -> None:
-    """Those of the small queue that came before the one that leaves and were used go to the main queue."""
+    """Those of its queue that came before the one that leaves and were used enter the main queue again, last."""
     notes, entered = book.notes, int(book.notes["entered_turn"][slot])
-    if notes["region"][slot] == FIRST:
-        used = (notes["region"] == FIRST) & (notes["touches"] > notes["seen_touches"])
-        passed = used & (notes["entered_turn"] > 0) & (notes["entered_turn"] < entered)
-        notes["region"][passed] = PROVEN
-        notes["seen_touches"][passed] = notes["touches"][passed]
+    used = (notes["region"] == notes["region"][slot]) & (notes["touches"] > notes["seen_touches"])
+    passed = np.flatnonzero(used & (notes["entered_turn"] > 0) & (notes["entered_turn"] < entered))
+    for again in passed[np.argsort(notes["entered_turn"][passed], kind="stable")].tolist():
+        notes["region"][again] = PROVEN
+        notes["seen_touches"][again] = notes["touches"][again]
+        notes["entered_turn"][again] = book.next_turn()
 
 
 Mark = Callable[[HeatBook, int, Ageing, int], None]

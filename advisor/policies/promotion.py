@@ -67,9 +67,7 @@ def _as_the_leader_would(sight: Sight, touched: Array) -> None:
             _admit(sight, ARMS[RANKED], waiting, frozenset())
     fast = sight.ordered[0]
     if learning.sweep_if_due(sight.now_us, fast.slots_high, sight.state.promoted) and learning.leader == BY_WORTH:
-        rows = sight.state.book.worthy_absent(sight.index, fast.place, MARGIN)
-        best = _admit(sight, ARMS[BY_WORTH], rows, frozenset())
-        learning.price_seen(best if sight.purse.is_spent(fast) else MARGIN)
+        learning.price_seen(_swap(sight, ARMS[BY_WORTH]))
 
 
 def _waiting(sight: Sight) -> Array:
@@ -88,20 +86,47 @@ def _is_due(sight: Sight, period_s: float) -> bool:
     return True
 
 
-def _admit(sight: Sight, policy: Policy, rows: Array, pinned: frozenset[int], least: float = MARGIN) -> float:
-    """Propose the best of `rows` that the policy admits. `pinned` do not make way.
+def _swap(sight: Sight, policy: Policy) -> float:
+    """Propose the best of all absent blocks, as long as each is worth more than one that leaves, and can be paid for.
 
-    Returns the worth of the best block that could not come though its parent is there; the margin where none is.
+    Returns the price of a move from now on: the worth of the best that could not be paid for, at least the margin.
     """
+    fast = sight.ordered[0]
+    rows = sight.state.book.worthy_absent(sight.index, fast.place, MARGIN)
+    leavers: dict[str, Leavers] = {}
+    promoted = 0
+    for row, slot in _best(sight, policy, rows, len(rows)):
+        each = _ask(sight, policy, row, slot, MARGIN, [])
+        if each is None:
+            continue
+        if sight.purse.is_spent(fast):
+            if _follows_parent(sight, each):
+                return each.candidate.worth
+            continue
+        if promoted == sight.limits.promote_moves_max:
+            break
+        why = _come(sight, policy, each, MARGIN, leavers, frozenset())
+        if not why:
+            promoted += 1
+            continue
+        sight.plan.refuse(each.candidate.block, each.candidate.target, why)
+        if each.candidate.target in leavers and leavers[each.candidate.target].keeps:
+            break  # what comes next is worth less
+    return MARGIN
+
+
+def _admit(sight: Sight, policy: Policy, rows: Array, pinned: frozenset[int], least: float = MARGIN) -> None:
+    """Propose the best of `rows` that the policy admits. `pinned` do not make way."""
     out: list[int] = []
+    count = max(CANDIDATES_MIN, CANDIDATES_A_MOVE * sight.limits.promote_moves_max)
     asking = [
         each
-        for row, slot in _best(sight, policy, rows)
+        for row, slot in _best(sight, policy, rows, count)
         if (each := _ask(sight, policy, row, slot, least, out)) is not None
     ]
     asking.sort(key=lambda each: (-each.verdict.value, each.candidate.block.depth, each.candidate.block.key))
     leavers: dict[str, Leavers] = {}
-    promoted, best = 0, MARGIN
+    promoted = 0
     for each in asking:
         why = f"this plan's {sight.limits.promote_moves_max} promotions are spent"
         if promoted < sight.limits.promote_moves_max:
@@ -109,16 +134,13 @@ def _admit(sight: Sight, policy: Policy, rows: Array, pinned: frozenset[int], le
         if why:
             sight.plan.refuse(each.candidate.block, each.candidate.target, why)
             out.append(each.slot)
-            if each.candidate.worth > best and _follows_parent(sight, each):
-                best = each.candidate.worth
         else:
             promoted += 1
     sight.state.book.keep_out(out)
-    return best
 
 
-def _best(sight: Sight, policy: Policy, rows: Array) -> list[tuple[int, int]]:
-    """Rows that are not on the fastest volume, with their notes: the best first, ancestors before descendants."""
+def _best(sight: Sight, policy: Policy, rows: Array, count: int) -> list[tuple[int, int]]:
+    """Those `rows` not on the fastest volume, with their notes: `count` of the best, ancestors before descendants."""
     tables, top = sight.index.tables, len(sight.index.tables.blocks)
     rows = rows[rows < top]
     uses, sizes = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
@@ -127,7 +149,6 @@ def _best(sight: Sight, policy: Policy, rows: Array) -> list[tuple[int, int]]:
     book = sight.state.book
     slots = book.of(sight.index, rows)
     values = book.worths(slots) if policy.eviction == "worth" else book.scores(sight.index, rows, slots)
-    count = max(CANDIDATES_MIN, CANDIDATES_A_MOVE * sight.limits.promote_moves_max)
     order = np.lexsort((tables.blocks["depth"][rows], -values))[:count]
     return list(zip(rows[order].tolist(), slots[order].tolist(), strict=True))
 
@@ -254,6 +275,7 @@ def _make_way(sight: Sight, policy: Policy, asking: _Asking, target: Volume, lea
         return f"{target.volume_id} has no room below its high watermark, and nothing there may leave"
     if not policy.replaces_better:
         why = _keeps(sight, policy, asking.candidate, victim)
+        leavers.keeps = bool(why)
         if why:
             return why.format(target.volume_id)
     if sight.purse.moves < 2:

@@ -217,3 +217,5 @@ class Sight:
         self.eviction_of(source).leave(book, slot, self.state.ageing_of(source.volume_id), source.slots_high)
         note.dropped_s, note.dropped_turn = self.now_s, book.turn
         note.dropped_heat = self.heat(float(note.score))
+        if source is self.ordered[0]:
+            note.entered_turn = 0

@@ -215,7 +215,7 @@ def part_from_lost(book: Array) -> None:
 
 @inlined
 def _climb(book: Array, slot: int, ids: Array, end: int) -> int:
-    """Take a use of a block, and of its ancestors as far as they have one left: into `ids` from `end` on, leaf first."""
+    """Take a use of a block, and of its ancestors as far as they have one left, leaf first into `ids` from `end` on."""
     at = end
     here = slot
     while True:
