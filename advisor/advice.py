@@ -5,10 +5,11 @@ The model is that of two tiers (docs/policies.md): everything is in a slow volum
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 from advisor.caches import replay_cache
@@ -18,7 +19,9 @@ from advisor.traces import Trace
 
 DEFAULT_ADMISSION = "auto"
 """What is advised where it is about as good as the best: it goes on being right when the workload changes."""
-CANDIDATES = (DEFAULT_ADMISSION, "touch-2", "touch-3", "always")
+FIXED = ("touch-2", "touch-3", "always")
+"""Tried at every capacity of the curve: a replay of the default, which learns, takes a hundred times as long."""
+CANDIDATES = (DEFAULT_ADMISSION, *FIXED)
 
 CURVE_SHARES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Capacities of the curve, of the different blocks."""
@@ -30,6 +33,10 @@ _EQUAL = 0.005
 _DAY_S = 86_400.0
 _PRECISION = 0.02
 """Of a capacity that is searched for."""
+_TRIES_MAX = 3
+"""Of the default, to find where it reaches a target, after the first."""
+STEPS_MAX = 4 + _TRIES_MAX
+"""Progress: the fixed ones' curve is one step, and so is each replay of the default."""
 
 Progress = Callable[[int], None]
 
@@ -72,7 +79,8 @@ class WorkloadFacts:
 class Advice:
     """`chosen` is one of `at_capacity`, all admissions there; `curve` has the best of each capacity, rising.
 
-    `target`: the hit ratio aimed at, None where a capacity was given.
+    The default is tried at that capacity and at those of the curve next to it. `target`: the hit ratio aimed at, None
+    where a capacity was given.
     """
 
     workload: WorkloadFacts
@@ -114,57 +122,116 @@ class Sizing:
         new_bytes_per_s = requests.blocks * block_bytes / span_s
         self._budget = None if write_bytes_per_s is None else write_bytes_per_s / new_bytes_per_s
 
-    @cached_property
+    @property
+    def capacities(self) -> list[int]:
+        """Of the curve, rising."""
+        return sorted({max(1, round(self.facts.blocks * share)) for share in CURVE_SHARES})
+
     def curve(self) -> tuple[Choice, ...]:
-        """The best of each capacity."""
-        capacities = sorted({max(1, round(self.facts.blocks * share)) for share in CURVE_SHARES})
-        return tuple(best(self.at(capacity)) for capacity in capacities)
+        """The best of each capacity, of what has been tried there: the fixed ones at least."""
+        for capacity in self.capacities:
+            self.at(capacity, FIXED)
+        return tuple(
+            best([choice for (blocks, _), choice in self._choices.items() if blocks == capacity])
+            for capacity in self.capacities
+        )
 
     def at(self, capacity_blocks: int, admissions: Sequence[str] = CANDIDATES) -> tuple[Choice, ...]:
-        """All admissions at one capacity; of the trace's blocks at most, more is the same."""
+        """These at one capacity; of the trace's blocks at most, more is the same."""
         blocks = min(capacity_blocks, self.facts.blocks)
-        missing = [name for name in admissions if (blocks, name) not in self._choices]
-        if missing:
-            bound = self._run_tokens(blocks) / self.facts.input_tokens
-            with ThreadPoolExecutor(2) as pool:
-                for choice in pool.map(lambda name: self._choice(name, blocks, bound), missing):
-                    self._choices[blocks, choice.admission] = choice
+        self.learn([blocks] if DEFAULT_ADMISSION in admissions else [])
+        for name in admissions:
+            if (blocks, name) not in self._choices:
+                self._choices[blocks, name] = self._choice(name, blocks)
         return tuple(self._choices[blocks, name] for name in admissions)
 
-    def reaching(self, hit_ratio: float) -> int:
-        """The smallest capacity at which the best admission of its neighbourhood comes to `hit_ratio`.
+    def learn(self, capacities: Sequence[int]) -> None:
+        """Try the default at each of them, side by side."""
+        missing = [blocks for blocks in dict.fromkeys(capacities) if (blocks, DEFAULT_ADMISSION) not in self._choices]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for choice in pool.map(lambda blocks: self._choice(DEFAULT_ADMISSION, blocks), missing):
+                self._choices[choice.capacity_blocks, DEFAULT_ADMISSION] = choice
+                self._progress(1)
 
+    def beside(self, capacity_blocks: int) -> list[int]:
+        """The next smaller and the next larger capacity of the curve."""
+        smaller = [each for each in self.capacities if each < capacity_blocks * 0.9]
+        larger = [each for each in self.capacities if each > capacity_blocks * 1.1]
+        return [*smaller[-1:], *larger[:1]]
+
+    def reaching(self, hit_ratio: float) -> int:
+        """The smallest capacity at which the best admission comes to `hit_ratio`.
+
+        The default's is taken where it is about as good: begun where the fixed ones reach it, narrowed by a few tries.
         Raises `AdviceError` where none does.
         """
-        enough = [choice for choice in self.curve if choice.hit_ratio >= hit_ratio]
-        if not enough:
-            most = max(self.curve, key=lambda choice: choice.hit_ratio)
+        if self._fixed(self.facts.blocks) < hit_ratio:
+            self.learn([self.facts.blocks])
+        if max(choice.hit_ratio for choice in self.curve()) < hit_ratio:
             raise AdviceError(
                 f"a hit ratio of {hit_ratio:g} is out of reach: {self.facts.seen_before:.3f} of the prompt tokens had"
-                f" been seen before, {most.hit_ratio:.3f} would be served with everything kept: aim lower, or record"
-                " for longer"
+                f" been seen before, {max(choice.hit_ratio for choice in self.curve()):.3f} would be served with"
+                " everything kept: aim lower, or record for longer"
             )
-        admission, high = enough[0].admission, enough[0].capacity_blocks
-        low = max((c.capacity_blocks for c in self.curve if c.capacity_blocks < high), default=0)
+        fixed = self._fixed_reaching(hit_ratio)
+        self.learn([fixed, *self.beside(fixed)])
+        if self._default(fixed) < self._fixed(fixed) - _ABOUT_AS_GOOD:
+            return fixed
+        for _ in range(_TRIES_MAX):
+            guess = self._between(hit_ratio)
+            if guess is None:
+                break
+            self.learn([guess])
+        return min((blocks for blocks, found in self._learned() if found >= hit_ratio), default=fixed)
+
+    def _learned(self) -> list[tuple[int, float]]:
+        """Where the default has been tried, and what it found, by capacity."""
+        return sorted((blocks, c.hit_ratio) for (blocks, name), c in self._choices.items() if name == DEFAULT_ADMISSION)
+
+    def _between(self, hit_ratio: float) -> int | None:
+        """Where the default is to be tried next for the least that reaches `hit_ratio`; None: near enough."""
+        reaching = [each for each in self._learned() if each[1] >= hit_ratio]
+        if not reaching:
+            tried = self._learned()[-1][0]
+            return next((each for each in self.capacities if each > tried), None)
+        high, found = reaching[0]
+        short = [each for each in self._learned() if each[0] < high]
+        if not short:
+            return next((each for each in reversed(self.capacities) if each < high), None)
+        low, missed = short[-1]
+        if high - low <= max(1, _PRECISION * high):
+            return None
+        share = min(0.9, max(0.1, (hit_ratio - missed) / max(found - missed, 1e-9)))
+        return min(high - 1, max(low + 1, round(low * math.pow(high / low, share))))
+
+    def _fixed(self, blocks: int) -> float:
+        return max(choice.hit_ratio for choice in self.at(blocks, FIXED))
+
+    def _default(self, blocks: int) -> float:
+        return self.at(blocks, (DEFAULT_ADMISSION,))[0].hit_ratio
+
+    def _fixed_reaching(self, hit_ratio: float) -> int:
+        """The smallest capacity at which they do, within `_PRECISION` of it; all blocks where they never do."""
+        high = next((each for each in self.capacities if self._fixed(each) >= hit_ratio), self.facts.blocks)
+        low = max((capacity for capacity in self.capacities if capacity < high), default=0)
         while high - low > max(1, _PRECISION * high):
             middle = (low + high) // 2
-            if self.at(middle, (admission,))[0].hit_ratio >= hit_ratio:
+            if self._fixed(middle) >= hit_ratio:
                 high = middle
             else:
                 low = middle
         return high
 
-    def _choice(self, admission: str, blocks: int, bound: float) -> Choice:
+    def _choice(self, admission: str, blocks: int) -> Choice:
         tiering = Tiering(admission, own_eviction(admission), blocks, self._budget)
         figures: TierFigures = replay_tiers(self._timed, tiering, self._costs)
-        self._progress(1)
         facts = self.facts
         return Choice(
             blocks,
             blocks * facts.block_bytes,
             admission,
             figures.fhit,
-            bound,
+            self._run_tokens(blocks) / facts.input_tokens,
             figures.moves_per_block,
             figures.moves * facts.block_bytes / facts.span_s * _DAY_S,
             figures.first_token_s.mean,
@@ -190,7 +257,9 @@ def advise_on(sizing: Sizing, *, target: float | None = None, capacity_blocks: i
     """
     if capacity_blocks is None:
         if target is None:
-            target = KNEE_SHARE * max(choice.hit_ratio for choice in sizing.curve)
+            target = KNEE_SHARE * max(choice.hit_ratio for choice in sizing.curve())
         capacity_blocks = sizing.reaching(target)
+    else:
+        sizing.learn([min(capacity_blocks, sizing.facts.blocks), *sizing.beside(capacity_blocks)])
     at_capacity = sizing.at(capacity_blocks)
-    return Advice(sizing.facts, target, best(at_capacity), at_capacity, sizing.curve)
+    return Advice(sizing.facts, target, best(at_capacity), at_capacity, sizing.curve())

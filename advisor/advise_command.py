@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from advisor.advice import CANDIDATES, CURVE_SHARES, DEFAULT_ADMISSION, Advice, AdviceError, Choice, Sizing, advise_on
+from advisor.advice import DEFAULT_ADMISSION, STEPS_MAX, Advice, AdviceError, Choice, Sizing, advise_on
 from advisor.outputs import require_writable, write_json
 from advisor.progress import progress_of
 from advisor.recorded_requests import requests_of
@@ -64,7 +64,7 @@ def advise(
     if capacity_bytes is not None and capacity_bytes < size_bytes:
         raise AdviceError(f"{capacity_bytes:g} bytes hold no block of {size_bytes:,}: give more, or --block-bytes")
     costs = Costs(max(1, size_bytes // block_tokens), fast_gb_s * 1e9, slow_gb_s * 1e9, prefill_tokens_s)
-    with progress_of(file.name, len(CURVE_SHARES) * len(CANDIDATES)) as advance:
+    with progress_of(file.name, STEPS_MAX) as advance:
         sizing = Sizing(trace, costs, size_bytes, write_bytes_per_s, advance)
         capacity = None if capacity_bytes is None else int(capacity_bytes // size_bytes)
         advice = advise_on(sizing, target=target_hit_ratio, capacity_blocks=capacity)

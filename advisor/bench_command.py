@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import entry_points
 from inspect import signature
 from pathlib import Path
@@ -36,13 +36,24 @@ def bench(
     workers: Annotated[
         str | None, typer.Option("--workers", help="Of core: how many load at once beside compute, e.g. 1,2,4.")
     ] = None,
+    shared_data: Annotated[
+        Path | None,
+        typer.Option(
+            "--shared-data", help="Of policies: the folder with traces/ (default: $SHARED_DATA, else shared/data)."
+        ),
+    ] = None,
 ) -> None:
     """Measure this machine. The exit status is 0 whatever is met; ratios say more than times on a noisy machine."""
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in found:
         raise BenchError(f"there is no benchmark {name!r}: choose one of {', '.join(sorted(found))}")
     run: Bench = found[name].load()
-    figures = run(quick) if workers is None else _with_workers(name, run)(quick, workers=_counts(workers))
+    options = {
+        "workers": None if workers is None else _counts(workers),
+        "shared_data": None if shared_data is None else _folder(shared_data),
+    }
+    given = {option: value for option, value in options.items() if value is not None}
+    figures = _taking(name, run, given)(quick, **given)
     console = table_console()
     for table in _tables(name, figures):
         console.print(table)
@@ -54,10 +65,17 @@ def bench(
             raise BenchError(f"{json_out} cannot be written ({fault.strerror}): choose another place") from fault
 
 
-def _with_workers(name: str, run: Bench) -> Callable[..., list[Figure]]:
-    if "workers" not in signature(run).parameters:
-        raise BenchError(f"benchmark {name!r} takes no --workers: leave it out, or choose core")
+def _taking(name: str, run: Bench, given: Iterable[str]) -> Callable[..., list[Figure]]:
+    for option in given:
+        if option not in signature(run).parameters:
+            raise BenchError(f"benchmark {name!r} takes no --{option.replace('_', '-')}: leave it out")
     return run
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise BenchError(f"--shared-data {path} is no folder: name the one that holds traces/")
+    return path
 
 
 def _counts(workers: str) -> list[int]:

@@ -19,7 +19,8 @@ from storage_agent.port import AgentPort, BlockKey, CompactReport, Fragmentation
 
 LOOK_S = 0.5
 LAYOUT_TICKS = 5
-"""Figures are asked for once in so many ticks."""
+LAYOUT_S_MAX = 30.0
+"""Figures are asked for once in so many ticks, and so often at least."""
 CHANGED_SHARE = 0.02
 """Figures that changed by less are not logged."""
 UNREACHABLE_PAUSE_S = 2.0
@@ -54,7 +55,7 @@ class CompactionRunner(threading.Thread):
         self._submit = submit
         self._stopping = stopping
         self._fail = fail
-        self._layout_interval_s = LAYOUT_TICKS * tick_interval_s
+        self._layout_interval_s = min(LAYOUT_S_MAX, LAYOUT_TICKS * tick_interval_s)
         self._pause_s = min(LOOK_S, tick_interval_s)
         self._term = term
 
@@ -63,7 +64,7 @@ class CompactionRunner(threading.Thread):
         try:
             while not self._stopping.is_set():
                 try:
-                    if time.monotonic() - looked_s >= self._layout_interval_s:
+                    if time.monotonic() - looked_s >= self._layout_interval_s or self._knows_too_little():
                         looked_s = time.monotonic()
                         self._tell_layouts()
                     if not self._carry_on():
@@ -75,10 +76,19 @@ class CompactionRunner(threading.Thread):
         except Exception as fault:  # noqa: BLE001 -- reported by the service, which stops everything
             self._fail(fault)
 
+    def _volumes(self) -> set[str]:
+        """Of this agent, without those that are away. The caller holds the lock."""
+        return {v.volume_id for v in self._fold.volumes.values() if v.agent == self._agent_name and not v.away}
+
+    def _knows_too_little(self) -> bool:
+        """A volume was registered since the last look."""
+        with self._lock:
+            return not self._volumes() <= self._fold.compactions.layouts.keys()
+
     def _tell_layouts(self) -> None:
         stat = self._agent.stat()
         with self._lock:
-            known = {v.volume_id for v in self._fold.volumes.values() if v.agent == self._agent_name and not v.away}
+            known = self._volumes()
             told = {name: layout.figures for name, layout in self._fold.compactions.layouts.items()}
         for volume in stat.volumes:
             name, figures = volume.descriptor.id, volume.fragmentation

@@ -279,18 +279,20 @@ class DeletionTick:
             if self._looks[sweep.volume] <= 0 or self._room[sweep.volume] <= 0:
                 return
             self._looks[sweep.volume] -= 1
-            key = sweep.pending.popleft()
-            block = self._index.get(key)
-            placed = None if block is None else block.placed_in(standing.place)
-            if block is None or placed is None:
-                continue
-            sweep.pending.append(key)
+            key, _ = sweep.pending.popitem(last=False)
+            sweep.pending[key] = None
             move = self._moves.of(key)
             if move is not None and not move.deletion and move.state is MoveState.PLANNED:
                 why = f"its block is deleted, by {deletion.deletion_id}"
                 self._moves.step(move.move_id, Trigger.ABORT, self._now_us, why)
                 move = None
-            if move is None and key not in self._taken:
+            if move is not None or key in self._taken:
+                continue
+            block = self._index.get(key)
+            placed = None if block is None else block.placed_in(standing.place)
+            if block is None or placed is None:
+                del sweep.pending[key]
+            else:
                 self._taken.add(key)
                 self._room[sweep.volume] -= 1
                 reason = f"deletion {deletion.deletion_id} of {deletion.scope}"

@@ -7,6 +7,7 @@ so a restart goes on where the log ends; asking is freeing what is there still, 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -27,6 +28,9 @@ from storage_agent.port import AgentStat, BlockKey, CommandOutcome, Result
 
 QUESTION_KEYS_MAX = 512
 """Keys in one question, so that an agent's other commands do not wait long."""
+
+LOOK_S = 0.1
+"""Between two looks, at least."""
 
 _log = structlog.get_logger()
 
@@ -52,7 +56,7 @@ class Question:
 
 
 class DeletionProver:
-    """Looks at its interval until `stopping` is set."""
+    """Looks at its interval, and when it is woken, until `stopping` is set."""
 
     def __init__(
         self,
@@ -77,6 +81,13 @@ class DeletionProver:
         self._fail = fail
         self._interval_s = interval_s
         self._term = term
+        self._woken = {agent: threading.Event() for agent in movers}
+
+    def wake(self) -> None:
+        """Something was folded: where deletions are open, there may be something to ask."""
+        if self._fold.deletions.open:
+            for woken in self._woken.values():
+                woken.set()
 
     def threads(self) -> list[threading.Thread]:
         """One for each agent, to be started by the caller."""
@@ -86,11 +97,15 @@ class DeletionProver:
         ]
 
     def _run(self, agent: str) -> None:
-        asking = _Asking(agent, self._movers[agent], self._term)
+        asking, woken = _Asking(agent, self._movers[agent], self._term), self._woken[agent]
         try:
-            while not self._stopping.wait(self._interval_s):
-                for step in self._look(asking):
-                    self._submit(step).result()
+            looked_s = float("-inf")
+            while not self._stopping.wait(min(LOOK_S, self._interval_s)):
+                if woken.is_set() or time.monotonic() - looked_s >= self._interval_s:
+                    woken.clear()
+                    looked_s = time.monotonic()
+                    for step in self._look(asking):
+                        self._submit(step).result()
         except StoppedError:
             return
         except Exception as fault:  # noqa: BLE001 -- reported by the service, which stops everything

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import msgspec
@@ -117,8 +117,8 @@ def _from_sweep(sweep: Sweep) -> SavedSweep:
 def _to_sweep(saved: SavedSweep) -> Sweep:
     s = saved
     return Sweep(
-        s.volume, s.wave, _unpack(s.keys), deque(_unpack(s.pending)), s.cursor, s.is_asking, s.answer, s.is_clear,
-        s.blocks, s.block_bytes, s.asked, s.found, s.reason, s.note,
+        s.volume, s.wave, _unpack(s.keys), OrderedDict.fromkeys(_unpack(s.pending)), s.cursor, s.is_asking, s.answer,
+        s.is_clear, s.blocks, s.block_bytes, s.asked, s.found, s.reason, s.note,
     )  # fmt: skip
 
 

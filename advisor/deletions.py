@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from advisor.entries import DeletionStep, OutcomeBatch
-from advisor.errors import AdvisorError
+from advisor.errors import ActionRefused
 from advisor.index import Key
 from advisor.moves import Move, MoveState
 
@@ -72,7 +72,7 @@ TRANSITIONS: dict[DeletionState, dict[DeletionTrigger, DeletionState]] = {
 """States without an entry are final. Nothing is done that was not proven."""
 
 
-class IllegalDeletion(AdvisorError):
+class IllegalDeletion(ActionRefused):
     """An order or step that cannot be: says why. Nothing was changed."""
 
 
@@ -109,8 +109,8 @@ class Sweep:
     """How many waves were begun."""
     keys: list[Key] = field(default_factory=list)
     """The wave's, leaves first."""
-    pending: deque[Key] = field(default_factory=deque)
-    """Of them, those that may be there still."""
+    pending: OrderedDict[Key, None] = field(default_factory=OrderedDict)
+    """Of them, those that no move has freed yet, the next to look at first."""
     cursor: tuple[int, int] | None = None
     """Depth and low half of the hash of the last key swept; see `advisor.deletion_planning`."""
     is_asking: bool = False
@@ -132,7 +132,7 @@ class Sweep:
     def next_wave(self, keys: list[Key], cursor: tuple[int, int] | None) -> None:
         self.wave += 1
         self.keys, self.cursor = keys, cursor
-        self.pending = deque(keys)
+        self.pending = OrderedDict.fromkeys(keys)
         self.is_asking, self.answer, self.is_clear = False, None, False
 
     def ask(self) -> None:
@@ -246,13 +246,17 @@ class DeletionTable:
         """Refuse a tenant no longer. Raises `IllegalDeletion`."""
         if tenant not in self.refused:
             raise IllegalDeletion(f"tenant {tenant!r} is not refused: there is nothing to enable")
+        self.require_enabling(tenant)
+        del self.refused[tenant]
+        self.suspects.discard(tenant)
+
+    def require_enabling(self, tenant: str) -> None:
+        """Raises `IllegalDeletion` where a tenant cannot be enabled for it is being deleted."""
         if (deletion := self.open_of(Scope(tenant=tenant))) is not None:
             raise IllegalDeletion(
                 f"deletion {deletion.deletion_id} of tenant {tenant} is {deletion.state}: wait for its end, or "
                 f"abandon it"
             )
-        del self.refused[tenant]
-        self.suspects.discard(tenant)
 
     def abandon(self, deletion_id: str, actor: str, now_us: int) -> None:
         """Give up; what was not proven may be there still. Raises `IllegalDeletion`."""
@@ -282,6 +286,7 @@ class DeletionTable:
         if deletion is None or sweep is None:
             return
         if move.state is MoveState.FREED:
+            sweep.pending.pop(move.key, None)
             sweep.note = ""
             self.count(deletion, sweep, 1, move.block_bytes)
         elif move.state is MoveState.ABORTED:

@@ -47,7 +47,17 @@ def render_metrics(service: AdvisorService, reader: ServiceReader) -> bytes:
     with service.lock:
         moves = {(str(kind), str(state)): float(n) for (kind, state), n in service.fold.moves.counts.items()}
         show_compactions(metrics, service.fold.compactions)
+        deletions = service.fold.deletions
+        metrics.deletions_open.set(len(deletions.open))
+        metrics.deletion_blocks.set(deletions.deleted_blocks)
+        metrics.deletion_bytes.set(deletions.deleted_bytes)
+        metrics.tenants_refused.set(len(deletions.refused))
     metrics.moves.replace(moves)
+    hooks = service.hook_figures
+    metrics.hook_calls.replace({(name,): each.calls for name, each in hooks.items()})
+    metrics.hook_failures.replace({(name,): each.failures for name, each in hooks.items()})
+    metrics.hook_dropped.replace({(name,): each.dropped for name, each in hooks.items()})
+    metrics.mover_ignored.replace(service.ignored_answers)
     thread = service.log_thread
     if thread is not None:
         metrics.batches.replace({(source,): float(n) for source, n in list(thread.figures.batches.items())})

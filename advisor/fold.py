@@ -242,7 +242,10 @@ class Fold:
         touched = self.index.touched_since_drain()
         if self.comparison is not None:
             volumes, book, out = self.volumes_by_speed(), self.policies.book, self._out_of_plans()
-            self.comparison.tick(self.index, volumes, touched, book, since_us, self.now_us, out, self.namespaces)
+            refused = frozenset(self.deletions.refused)
+            self.comparison.tick(
+                self.index, volumes, touched, book, since_us, self.now_us, out, self.namespaces, refused
+            )
         plan = self._plan(touched, self.now_us, self.policies, orders)
         moves = (
             Move(

@@ -126,6 +126,18 @@ class Metrics:
             "volume_chain_spread", "Pieces that chains lie in, for each that would do.", "volume"
         )
 
+        self.hook_calls = self._counter("hook_calls", "Calls of a hook.", "hook")
+        self.hook_failures = self._counter("hook_failures", "Calls of a hook that failed.", "hook")
+        self.hook_dropped = self._counter("hook_dropped", "What a hook was too slow for.", "hook")
+        self.mover_ignored = self._counter(
+            "mover_ignored_answers", "Answers to published plans that changed nothing.", "agent", "reason"
+        )
+
+        self.deletions_open = self._gauge("deletions_open", "Deletions that have not ended.")
+        self.deletion_blocks = self._counter("deletion_blocks", "Copies of blocks that deletions freed.")
+        self.deletion_bytes = self._counter("deletion_bytes", "Their bytes.")
+        self.tenants_refused = self._gauge("tenants_refused", "Deleted tenants that were not enabled again.")
+
         self.source_connected = self._gauge("source_connected", "1 while the connection stands.", "source")
         self.source_reconnects = self._counter("source_reconnects", "Lost connections that were mended.", "source")
         self.source_dropped = self._counter(

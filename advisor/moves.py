@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 
 from advisor.errors import AdvisorError
 from advisor.index import Key
@@ -157,6 +158,11 @@ class MoveTable:
         for move in moves:
             self.dry.append(move)
             self.dry_total += 1
+
+    def planned_at(self, position: int, *, dry: bool) -> list[Move]:
+        """What the tick at `position`, the last one, planned and is open still; of a dry run all that is kept."""
+        newest = reversed(self.dry) if dry else reversed(self.open.values())
+        return list(takewhile(lambda move: move.move_id.startswith(f"{position}-"), newest))[::-1]
 
     def was_aborted(self, move_id: str) -> bool:
         """Of the finished moves that are kept."""

@@ -338,7 +338,7 @@ class FoldThread(threading.Thread):
         *,
         ended: threading.Event,
         fail: Callable[[BaseException], None],
-        applied: Callable[[], None],
+        applied: Callable[[Group], None],
     ) -> None:
         """`cursors` is moved past each batch that is folded: the gate's memory at the fold's position. `ended`: the log
         thread's."""
@@ -377,4 +377,4 @@ class FoldThread(threading.Thread):
         self._unapplied.popleft()
         for future in group.waiting:
             future.set_result(self._fold.position)
-        self._applied()
+        self._applied(group)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from advisor.compaction_view import compactions_view
 from advisor.entries import (
     CompactionStep,
+    DeletionStep,
     EntryKind,
     LayoutEntry,
     LogEntry,
@@ -172,6 +173,11 @@ class ServiceReader:
             # Where nothing can be told of the connection, an engine that is away looks like one without work.
             away = connection.connected is False
             checks.append(Check(name=f"source {source.name}", ok=not away, text=connection.problem if away else text))
+        for name, figures in service.hook_figures.items():
+            text = f"{figures.calls} calls, {figures.failures} failed, {figures.dropped} lost for its slowness"
+            if figures.last_failure:
+                text += f"; last failure: {figures.last_failure}"
+            checks.append(Check(name=f"hook {name}", ok=True, text=text))
         return [*checks, *self._agent_checks()]
 
     def _agent_checks(self) -> list[Check]:
@@ -536,6 +542,16 @@ def _sentence(entry: LogEntry) -> Iterator[str]:
             yield f"settings of term {term} for policies {policy}"
         case VolumeEntry(descriptor=descriptor, agent=agent, registered=registered):
             yield f"volume {descriptor.get('id')} of agent {agent} {'registered' if registered else 'went away'}"
+        case DeletionStep(deletion=deletion, volume=volume, asked=asked, missing=missing, reason=reason):
+            answer = reason or f"of {asked} keys {missing} are not there, {asked - missing} were, and are freed"
+            yield f"{deletion} asked {volume}: {answer}"
+        case OperatorEntry(actor=actor, action="delete", tenant=tenant, namespace_id=namespace_id, prefix=prefix):
+            what = f"tenant {tenant}" if tenant else f"namespace {namespace_id:016x}"
+            yield f"{actor}: delete {what}" + (f", prefix {prefix}" if prefix else "")
+        case OperatorEntry(actor=actor, action="abandon", deletion=deletion):
+            yield f"{actor}: abandon {deletion}"
+        case OperatorEntry(actor=actor, action="enable", tenant=tenant):
+            yield f"{actor}: enable tenant {tenant}"
         case OperatorEntry(actor=actor, action=action, volume=volume):
             yield f"{actor}: {action} {volume or 'all planning'}"
         case Measurement(volume=volume, operation=operation, transferred_bytes=count, seconds=seconds):

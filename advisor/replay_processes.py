@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from advisor.replay import ReplayError
@@ -37,24 +40,28 @@ def spread(
     if processes < 2:
         yield from ((job, work(shared, job)) for job in jobs)
         return
-    # A process made by spawn inherits no lock that another thread of this one holds.
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (shared,))
-    try:
-        waiting = {pool.submit(_run, work, job): job for job in jobs}
-        for ended in as_completed(waiting):
-            yield waiting[ended], ended.result()
-    except BrokenProcessPool as error:
-        raise ReplayError(
-            "a process of this replay was killed, perhaps for want of memory: ask for less at once; with --resume what"
-            " has ended is kept"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with TemporaryDirectory(prefix="kvadvisor-replay-") as folder:
+        # By a file: who dies before it has read what fits into no pipe would be waited for for ever.
+        place = Path(folder) / "shared"
+        place.write_bytes(pickle.dumps(shared))
+        # A process made by spawn inherits no lock that another thread of this one holds.
+        pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (place,))
+        try:
+            waiting = {pool.submit(_run, work, job): job for job in jobs}
+            for ended in as_completed(waiting):
+                yield waiting[ended], ended.result()
+        except BrokenProcessPool as error:
+            raise ReplayError(
+                "a process of this replay was killed, perhaps for want of memory: ask for less at once; with --resume"
+                " what has ended is kept"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _begin(shared: Any) -> None:
+def _begin(place: Path) -> None:
     global _shared
-    _shared = shared
+    _shared = pickle.loads(place.read_bytes())
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

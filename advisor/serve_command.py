@@ -15,6 +15,7 @@ import typer
 from advisor.actions import ServiceActions
 from advisor.api.app import create_app
 from advisor.api.server import AdminServer, open_socket
+from advisor.deletion_desk import ServiceDeletions
 from advisor.exposition import render_metrics
 from advisor.process import die_with_parent
 from advisor.reader import ServiceReader
@@ -38,7 +39,12 @@ def serve(
         # Whoever reads the address below is answered, if only when the server runs.
         listener.listen()
         reader = ServiceReader(service)
-        app = create_app(reader, metrics=lambda: render_metrics(service, reader), actions=ServiceActions(service))
+        app = create_app(
+            reader,
+            metrics=lambda: render_metrics(service, reader),
+            actions=ServiceActions(service),
+            deletions=ServiceDeletions(service),
+        )
         asyncio.run(_serve(service, _Server(app, listener)))
         if service.failure is not None:
             raise service.failure

@@ -27,6 +27,7 @@ from advisor.deletion_prover import DeletionProver
 from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntry, Tick, control_entry
 from advisor.errors import AdvisorError, LogError
 from advisor.fold import Fold
+from advisor.hooks import Hook, HookDesk, HookFigures, hook_named
 from advisor.index import INDEX_FULL, ArrayIndex, IndexSize
 from advisor.index.jit import has_compiled
 from advisor.index.warm import warm as warm_index
@@ -39,6 +40,7 @@ from advisor.mover import Mover
 from advisor.movers.agent import AgentMover
 from advisor.movers.opening import open_mover
 from advisor.movers.port import MoverPort
+from advisor.movers.published import PublishedMover
 from advisor.open_log import log_place, open_log, open_queries
 from advisor.pipeline import FoldThread, Group, LogThread, StoppedError, now_us
 from advisor.policies.registry import policy_version
@@ -74,9 +76,10 @@ class AdvisorService:
         *,
         agents: Mapping[str, AgentPort] | None = None,
         movers: Mapping[str, MoverPort] | None = None,
+        hooks: Mapping[str, Hook] | None = None,
     ) -> None:
         """`agents`, by name, stand in the place of those of the settings. `movers`, by agent, carry out its moves. Both
-        are the caller's to close."""
+        are the caller's to close. `hooks`, by name, are called beside those that the settings name."""
         self.settings = settings
         self.lock = Turnstile()
         """Held by whoever reads or changes `fold`."""
@@ -89,6 +92,8 @@ class AdvisorService:
         self.samples: deque[tuple[int, Moment]] = deque(maxlen=SAMPLES_KEPT_MAX)
         self._agents = agents
         self._movers = dict(movers or {})
+        self._hooks = dict(hooks or {})
+        self._hook_desk: HookDesk | None = None
         self._log: EventLog | None = None
         self._opened: list[MoverPort] = []
         self._clients: list[AgentClient] = []
@@ -99,6 +104,7 @@ class AdvisorService:
         """Checkpoints that the start could not use, a sentence each."""
         self._log_thread: LogThread | None = None
         self._mover: Mover | None = None
+        self._prover: DeletionProver | None = None
 
     # -- life
 
@@ -152,6 +158,10 @@ class AdvisorService:
             moves_at_once={each.name: each.moves_at_once for each in self.settings.agents},
             away_after_s={each.name: each.away_after_s for each in self.settings.agents},
         )
+        hooks = {name: hook_named(name) for name in self.settings.hooks} | self._hooks
+        if hooks:
+            self._hook_desk = HookDesk(hooks, self.fold, self.lock)
+            self._hook_desk.start()
         fold_thread = FoldThread(
             self.fold,
             self.lock,
@@ -160,9 +170,9 @@ class AdvisorService:
             self._log_thread.unapplied,
             ended=self._log_thread.ended,
             fail=self._fail,
-            applied=self._mover.wake,
+            applied=self._applied,
         )
-        prover = DeletionProver(
+        self._prover = DeletionProver(
             movers,
             self.fold,
             self.lock,
@@ -195,9 +205,18 @@ class AdvisorService:
         )
         runners = self._compaction_runners()
         self._threads = [fold_thread, self._log_thread, pulse, self._mover, self.checkpointer, self.retention, *runners]
-        self._threads += prover.threads()
+        self._threads += self._prover.threads()
         for thread in self._threads:
             thread.start()
+
+    def _applied(self, group: Group) -> None:
+        """A group was folded: there may be moves to carry out, agents to ask, and hooks to call."""
+        if self._mover is not None:
+            self._mover.wake()
+        if self._prover is not None:
+            self._prover.wake()
+        if self._hook_desk is not None:
+            self._hook_desk.tell(group.entries)
 
     def _open_movers(self) -> dict[str, MoverPort]:
         """By agent: those of the settings, or the embedder's agents, and in their places the embedder's movers."""
@@ -216,8 +235,9 @@ class AdvisorService:
         agents: dict[str, AgentPort] = dict(self._agents or {})
         if self._agents is None:
             for each in self.settings.agents:
-                self._clients.append(AgentClient(each.command_url, each.timeout_s, each.credentials))
-                agents[each.name] = self._clients[-1]
+                if each.mover == "agent":
+                    self._clients.append(AgentClient(each.command_url, each.timeout_s, each.credentials))
+                    agents[each.name] = self._clients[-1]
         return [
             CompactionRunner(
                 name,
@@ -279,6 +299,8 @@ class AdvisorService:
         for mover in self._opened:
             mover.close()
         self._opened = []
+        if self._hook_desk is not None:
+            self._hook_desk.stop()
         for client in self._clients:
             client.close()
         self._clients = []
@@ -377,6 +399,21 @@ class AdvisorService:
     @property
     def log_thread(self) -> LogThread | None:
         return self._log_thread
+
+    @property
+    def hook_figures(self) -> Mapping[str, HookFigures]:
+        """By hook."""
+        return {name: t.figures for name, t in self._hook_desk.threads.items()} if self._hook_desk is not None else {}
+
+    @property
+    def ignored_answers(self) -> Mapping[tuple[str, str], float]:
+        """By agent and reason: answers to published plans that changed nothing."""
+        return {
+            (mover.agent, reason): count
+            for mover in (*self._opened, *self._movers.values())
+            if isinstance(mover, PublishedMover)
+            for reason, count in list(mover.ignored.items())
+        }
 
     @property
     def unreachable(self) -> Mapping[str, str]:

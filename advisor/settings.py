@@ -172,7 +172,7 @@ class PolicySettings(Section):
     eviction: str = "auto"
     promote_moves_max: int = Field(default=64, ge=0, le=65_536)
     demote_moves_max: int = Field(default=64, ge=0, le=65_536)
-    delete_moves_max: int = Field(default=2_048, ge=1, le=65_536)
+    delete_moves_max: int = Field(default=1_024, ge=1, le=65_536)
     moves_open_max: int = Field(default=256, ge=0, le=65_536)
     moves_bytes_max: int = Field(default=1 << 30, ge=0)
     bytes_per_s: float = Field(default=0.0, ge=0, le=1e15)
@@ -248,6 +248,8 @@ class AdvisorSettings(BaseSettings):
     log: LogSettings = LogSettings()
     sources: tuple[SourceSettings, ...] = ()
     agents: tuple[AgentSettings, ...] = ()
+    hooks: tuple[str, ...] = ()
+    """Hooks of installed packages that are called, by the names they have under `kvadvisor.hooks`."""
     policy: PolicySettings = PolicySettings()
     shadow: tuple[ShadowSettings, ...] = Field(default=(), max_length=SHADOWS_MAX)
 
@@ -374,7 +376,7 @@ def _variables(model: type[BaseModel], prefix: str) -> dict[str, bool]:
     for key, field in model.model_fields.items():
         variable = prefix + key.upper()
         section, is_list = section_of(field)
-        variables[variable] = section is None
+        variables[variable] = section is None and not is_list
         if section is not None and not is_list:
             variables |= _variables(section, variable + NESTED)
     return variables

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from advisor.index import INDEX_FULL, ArrayIndex, PlaceKey
+from advisor.index import INDEX_FULL, ArrayIndex, Key, PlaceKey
 from advisor.moves import FREES_SOURCE, MoveKind, MoveTable
 from advisor.policies.limits import Limits
 from advisor.policies.plan import Plan, Volume
@@ -32,7 +32,6 @@ Array = npt.NDArray[Any]
 BLOCKS_MAX = 1 << 20
 FORGOTTEN_AT_ONCE = 4_096
 """Blocks of the slowest volume that make room for others, those used longest ago."""
-ANYWHERE = -1
 COPIES = frozenset({MoveKind.PROMOTE, MoveKind.DEMOTE})
 
 _PRODUCER = 0
@@ -108,6 +107,20 @@ class Shadow:
         on[targets, np.arange(len(stores))] = True
         self._store(stores, namespace_ids, on, now_us)
 
+    def forget(self, key: Key) -> None:
+        """A block was deleted because a person wanted it."""
+        block = self.index.get(key)
+        if block is not None:
+            for placed in block.placements:
+                self.index.remove(block.row, placed.place)
+
+    def bar(self, tenants: frozenset[str], namespaces: Mapping[int, Namespace]) -> None:
+        """Forget all blocks of tenants that are refused."""
+        for namespace_id, figures in self.index.totals().by_namespace.items():
+            namespace = namespaces.get(namespace_id)
+            if figures.blocks and namespace is not None and namespace.tenant in tenants:
+                self.index.clear(range(len(self.index.places)), namespace_id)
+
     def tick(
         self,
         live: ArrayIndex,
@@ -119,11 +132,12 @@ class Shadow:
         namespaces: Mapping[int, Namespace],
     ) -> Plan:
         """Take in the uses, count what was found, plan, and carry the plan out."""
-        known = self._held(live, touches.rows, ANYWHERE)
+        held = self._held(live, touches.rows)
+        known = np.logical_or.reduce(held)
         if not known.all():
             self._adopt(live, live_volumes, touches.rows[~known], since_us)
-        held = np.array([self._held(live, touches.rows, volume.place) for volume in self.volumes])
-        used = self._use(live, touches, held, known, since_us)
+            held = self._held(live, touches.rows)
+        used = self._use(touches, held, known, since_us)
         self.tally.used(touches.tags, touches.uses, touches.sizes, held[0], saved_s_of(self.volumes, touches, held))
         plan = plan_moves(
             self.index, self.volumes, MoveTable(), used, self.limits, now_us, paused,
@@ -133,13 +147,14 @@ class Shadow:
         self.tally.mark(now_us)
         return plan
 
-    def _held(self, live: ArrayIndex, rows: Array, place: int) -> Array:
-        """Whether this shadow has the live index's blocks in `place`: bool."""
+    def _held(self, live: ArrayIndex, rows: Array) -> Array:
+        """Which volume holds which of the live index's blocks here: bool (volumes, rows)."""
         blocks, realms = live.tables.blocks[rows], live.tables.realms
         numbers, at = np.unique(blocks["realm"], return_inverse=True)
         mine = [self.index.realm_of(int(realms[n].namespace_id), int(realms[n].group)) for n in numbers]
         hashes = np.stack([blocks["hash_lo"], blocks["hash_hi"]], axis=1)
-        return self.index.held(hashes, np.array(mine, np.int64)[at], place)
+        realms_here = np.array(mine, np.int64)[at]
+        return np.array([self.index.held(hashes, realms_here, volume.place) for volume in self.volumes])
 
     def _adopt(self, live: ArrayIndex, volumes: Sequence[Volume], rows: Array, now_us: int) -> None:
         """Take in blocks, and ancestors of theirs, where the live volumes hold them."""
@@ -149,7 +164,7 @@ class Shadow:
             parents = np.unique(parents_of[lacking])
             parents = parents[parents >= 0]
             parents = parents[live.tables.blocks["placed"][parents] >= 0]
-            lacking = np.setdiff1d(parents[~self._held(live, parents, ANYWHERE)], wanted)
+            lacking = np.setdiff1d(parents[~self._held(live, parents).any(axis=0)], wanted)
             wanted = np.concatenate([wanted, lacking])
         wanted = wanted[np.argsort(live.tables.blocks["depth"][wanted], kind="stable")]
         on = placed_on(live, wanted, volumes)
@@ -159,24 +174,23 @@ class Shadow:
         # What was used before is history, not a use since the last tick.
         touches = live.tables.blocks["touches"][wanted]
         older = np.flatnonzero((touches > 0) & ~np.isin(wanted, rows))
-        held = np.array([self._held(live, wanted, volume.place) for volume in self.volumes])
-        self._access(stores, namespace_ids, held, touches, older, now_us)
+        self._access(stores, namespace_ids, self._held(live, wanted), touches, older, now_us)
         self.index.touched_since_drain()
 
-    def _use(self, live: ArrayIndex, touches: Touches, held: Array, known: Array, now_us: int) -> list[int]:
+    def _use(self, touches: Touches, held: Array, known: Array, now_us: int) -> list[int]:
         """Use blocks where they are fastest here. Returns their rows here."""
-        records, namespace_ids = records_of(live, touches.rows)
         hits = np.where(known, touches.uses, touches.touches)
-        self._access(records, namespace_ids, held, hits, np.flatnonzero(held.any(axis=0)), now_us)
+        here = np.flatnonzero(held.any(axis=0))
+        self._access(touches.records, touches.namespace_ids, held, hits, here, now_us)
         return self.index.touched_since_drain()
 
     def _access(
         self, records: Records, namespace_ids: Sequence[int], held: Array, hits: Array, which: Array, now_us: int
     ) -> None:
-        records = records.copy()
+        records = records[which]
         records["event_type"] = EventType.ACCESS
-        records["hits"] = np.minimum(hits, (1 << 32) - 1)
-        self._apply(records[which], namespace_ids, held.argmax(axis=0)[which], now_us)
+        records["hits"] = np.minimum(hits, (1 << 32) - 1)[which]
+        self._apply(records, namespace_ids, held.argmax(axis=0)[which], now_us)
 
     def _store(self, stores: Records, namespace_ids: Sequence[int], on: Array, now_us: int) -> None:
         """Blocks came to volumes, `on` bool (volumes, blocks). What does not fit goes to the slowest."""
@@ -186,7 +200,7 @@ class Shadow:
             over = np.flatnonzero(on[rank])[room:]
             on[rank, over], on[-1, over] = False, True
         ranks, at = np.nonzero(on)
-        records = stores[at].copy()
+        records = stores[at]
         records["event_type"], records["flags"] = EventType.STORE, RecordFlag.COPY
         self._apply(records, namespace_ids, ranks, now_us)
 

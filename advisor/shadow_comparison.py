@@ -7,6 +7,7 @@ has the block.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -26,6 +27,8 @@ from event_plane.schema import EventType, Namespace, Records
 LIVE = "live"
 """The name of the policy that moves."""
 SHADOWS_MAX = 4
+ARRIVING_US = 60_000_000
+"""An agent's Store may be folded so long after the end of the move that made it."""
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -54,6 +57,16 @@ class SavedComparison(msgspec.Struct, array_like=True):
     ranks: dict[str, int]
     live: SavedTally
     shadows: list[SavedShadow]
+
+
+def _arriving(moves: MoveTable, now_us: int) -> dict[int, set[str]]:
+    """By the low half of a block's hash: volumes to which moves bring it, or brought it a moment ago."""
+    arriving: dict[int, set[str]] = {}
+    lately = takewhile(lambda move: now_us - move.changed_us <= ARRIVING_US, reversed(moves.finished))
+    for move in (*moves.open.values(), *lately):
+        if move.kind in COPIES:
+            arriving.setdefault(move.key.sequence_hash & LOW_64, set()).add(move.target)
+    return arriving
 
 
 class Comparison:
@@ -100,17 +113,16 @@ class Comparison:
 
         `volumes` are all that are registered, fastest first.
         """
+        stores = records[(records["event_type"] == EventType.STORE) & (records["storage_location"] < len(locations))]
+        if not len(stores):
+            return
         ranks = {volume.volume_id: rank for rank, volume in enumerate(volumes)}
         rank_of = np.array([ranks[name] if name in owned else -1 for name in locations], np.int64)
-        stores = records[(records["event_type"] == EventType.STORE) & (records["storage_location"] < len(locations))]
         targets = rank_of[stores["storage_location"]]
-        arriving = {
-            (ranks.get(move.target, -1), move.key.sequence_hash & LOW_64)
-            for move in [*moves.open.values(), *moves.finished]
-            if move.kind in COPIES
-        }
-        pairs = zip(targets.tolist(), stores["sequence_hash_lo"].tolist(), strict=True)
-        puts = np.array([rank >= 0 and (rank, low) not in arriving for rank, low in pairs], np.bool_)
+        puts = targets >= 0
+        arriving = _arriving(moves, now_us)
+        for at in np.flatnonzero(puts & np.isin(stores["sequence_hash_lo"], list(arriving))).tolist():
+            puts[at] = volumes[targets[at]].volume_id not in arriving[int(stores["sequence_hash_lo"][at])]
         if not puts.any():
             return
         for shadow in self.shadows:
@@ -118,8 +130,11 @@ class Comparison:
             shadow.put(stores[puts], namespace_ids, targets[puts], now_us)
 
     def moved(self, move: Move, now_us: int) -> None:
-        """A live move ended."""
-        if move.state is not MoveState.ABORTED:
+        """A live move ended. What a person had deleted is no policy's doing, and gone for all."""
+        if move.deletion:
+            for shadow in self.shadows:
+                shadow.forget(move.key)
+        elif move.state is not MoveState.ABORTED:
             count_move(
                 self.live, move.kind, move.source, move.target, tag_of(move.key), move.block_bytes, now_us, self._ranks
             )
@@ -134,10 +149,11 @@ class Comparison:
         now_us: int,
         paused: frozenset[str],
         namespaces: Mapping[int, Namespace],
+        refused: frozenset[str] = frozenset(),
     ) -> None:
         """Count and plan, before the live plan. `touched`: rows used since `since_us`, the tick before, in order.
 
-        `volumes` are all that are registered, fastest first.
+        `volumes` are all that are registered, fastest first; `refused` are tenants whose blocks were deleted.
         """
         self.began_us = self.began_us or now_us
         self._ranks = {volume.volume_id: rank for rank, volume in enumerate(volumes)}
@@ -148,6 +164,8 @@ class Comparison:
                 self.live.used(touches.tags, touches.uses, touches.sizes, touches.held[0], saving_s)
                 for shadow in self.shadows:
                     shadow.settle(volumes)
+                    if refused:
+                        shadow.bar(refused, namespaces)
                     shadow.tick(index, volumes, touches, since_us, now_us, paused, namespaces)
         self.live.mark(now_us)
 

@@ -21,7 +21,10 @@ Array = npt.NDArray[Any]
 
 
 class Touches:
-    """Blocks that were used since the last tick, a row each; `rows` are the index's. The caller holds its lock."""
+    """Blocks that were used since the last tick, a row each; `rows` are the index's. The caller holds its lock.
+
+    `held` as `placed_on` gives it, `records` and `namespace_ids` as `records_of`.
+    """
 
     def __init__(
         self, index: ArrayIndex, volumes: Sequence[Volume], rows: Array, book: HeatBook, since_us: int
@@ -33,6 +36,7 @@ class Touches:
         self.uses = _uses(blocks[rows], self.touches, book, book.of(index, rows), since_us)
         self.sizes = placements["block_bytes"][blocks["placed"][rows]].astype(np.int64)
         self.held = placed_on(index, rows, volumes)
+        self.records, self.namespace_ids = records_of(index, rows)
 
 
 def _uses(blocks: Array, touches: Array, book: HeatBook, slots: Array, since_us: int) -> Array:

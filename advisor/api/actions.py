@@ -42,30 +42,31 @@ def action_routes(actions: AdvisorActions) -> APIRouter:
 
     @routes.post("/pause", summary="Plan and begin no moves, on one volume or on all", responses=documented(404, 422))
     def pause(order: PauseOrder) -> PauseView:
-        return _done(lambda: actions.pause(order.actor, order.volume))
+        return done(lambda: actions.pause(order.actor, order.volume))
 
     @routes.post("/resume", summary="Take back a pause", responses=documented(404, 422))
     def resume(order: PauseOrder) -> PauseView:
-        return _done(lambda: actions.resume(order.actor, order.volume))
+        return done(lambda: actions.resume(order.actor, order.volume))
 
     @routes.post("/moves/cancel", summary="Cancel all open moves and compactions", responses=documented(422))
     def cancel_all(order: CancelOrder) -> CancelView:
-        return _done(lambda: actions.cancel_all(order.actor))
+        return done(lambda: actions.cancel_all(order.actor))
 
     @routes.post("/moves/{move_id}/cancel", summary="Cancel one open move", responses=documented(404, 409, 422))
     def cancel(move_id: Annotated[str, Path(max_length=64)], order: CancelOrder) -> CancelView:
-        return _done(lambda: actions.cancel(order.actor, move_id))
+        return done(lambda: actions.cancel(order.actor, move_id))
 
     @routes.post(
         "/compactions/{compaction_id}/cancel", summary="Cancel an open compaction", responses=documented(404, 422)
     )
     def cancel_compaction(compaction_id: Annotated[str, Path(max_length=64)], order: CancelOrder) -> CancelView:
-        return _done(lambda: actions.cancel_compaction(order.actor, compaction_id))
+        return done(lambda: actions.cancel_compaction(order.actor, compaction_id))
 
     return routes
 
 
-def _done(act: Callable[[], Answer]) -> Answer:
+def done(act: Callable[[], Answer]) -> Answer:
+    """What `act` answers; a refusal as the problem that says why."""
     try:
         return act()
     except NothingSuch as error:

@@ -11,10 +11,12 @@ from fastapi import FastAPI
 from advisor.api import problems
 from advisor.api.actions import action_routes
 from advisor.api.advice import advice_routes
+from advisor.api.deletions import deletion_routes
 from advisor.api.feed import LiveFeed
 from advisor.api.guard import Guard
 from advisor.api.policies import policy_routes
 from advisor.api.routes import api_routes, probe_routes
+from advisor.deletion_views import AdvisorDeletions
 from advisor.views import AdvisorActions, AdvisorReader
 from advisor.web.pages import Pages
 from advisor.web.routes import page_routes, static_files
@@ -26,9 +28,15 @@ DESCRIPTION = (
 
 
 def create_app(
-    reader: AdvisorReader, *, metrics: Callable[[], bytes], actions: AdvisorActions | None = None
+    reader: AdvisorReader,
+    *,
+    metrics: Callable[[], bytes],
+    actions: AdvisorActions | None = None,
+    deletions: AdvisorDeletions | None = None,
 ) -> FastAPI:
     """Routes, pages and files over `reader`; `metrics` renders the Prometheus text. Without `actions` it only reads.
+
+    Without `deletions` it has no routes for them.
 
     `app.state.feed` is the `LiveFeed`: whoever runs the app closes it before waiting for open connections to end
     (`advisor.api.server.AdminServer` does).
@@ -53,6 +61,8 @@ def create_app(
     app.include_router(policy_routes(reader))
     if actions is not None:
         app.include_router(action_routes(actions))
+    if deletions is not None:
+        app.include_router(deletion_routes(deletions))
     app.include_router(page_routes(Pages(), feed))
     app.mount("/static", static_files(), name="static")
     app.add_middleware(Guard)

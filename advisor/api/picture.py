@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from advisor.views import (
     AdvisorReader,
     Check,
+    ComparisonView,
     MovesView,
     ProducerView,
     Sample,
@@ -30,6 +31,7 @@ class Picture:
     producers: list[ProducerView]
     samples: list[Sample]
     checks: list[Check]
+    comparison: ComparisonView
 
 
 def take_picture(reader: AdvisorReader) -> Picture:
@@ -41,4 +43,5 @@ def take_picture(reader: AdvisorReader) -> Picture:
         producers=reader.producers()[:PRODUCERS_SHOWN],
         samples=reader.samples(seconds=SPARK_SECONDS),
         checks=reader.checks(),
+        comparison=reader.comparison(),
     )

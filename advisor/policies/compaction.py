@@ -6,6 +6,7 @@ it came to is measured, and the next round waits until the figures are worse tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ WORSE_TIMES = 1.2
 """A round begins when figures are so many times what the last one left."""
 REST_S_MAX = 86_400.0
 READS_S_LEAST = 60.0
-"""Reads a second are reckoned over so long at least."""
+"""Reads a second are reckoned over so long at least, and smoothed over ten minutes."""
 EXTENT_S = {3: 100e-6, 4: 10e-3}
 """What one more request costs a reader, by tier: an NVMe read, a request to a server."""
 BURST_S = 60.0
@@ -153,12 +154,12 @@ def _why_no_round(volume: Volume, layout: VolumeLayout, limits: Limits) -> str:
 def _loss(volume: Volume, layout: VolumeLayout, limits: Limits) -> str:
     """Why a round costs more than it gains, in seconds; empty where it does not, or where that is not known."""
     figures = layout.figures
-    if layout.reads_per_s <= 0:
+    hits = layout.reads_per_s * HORIZON_S
+    if hits < 1:
         return "nobody reads it"
     if not (volume.rates_trusted and volume.read_bytes_per_s and limits.move_cost > 0):
         return ""
     avoidable = figures.extents - figures.extents_least
-    hits = layout.reads_per_s * HORIZON_S
     gain_s = hits * avoidable / figures.chain_blocks * EXTENT_S[volume.tier]
     size = figures.live_bytes * avoidable / max(1, figures.extents)
     write_rate = volume.write_bytes_per_s or volume.read_bytes_per_s
@@ -192,7 +193,9 @@ def _note_reads(layout: VolumeLayout, reads: int, now_us: int) -> None:
     if layout.since_us == 0 or reads < layout.reads:
         layout.reads, layout.since_us = reads, now_us
     elif seconds >= READS_S_LEAST:
-        layout.reads_per_s = (reads - layout.reads) / seconds
+        rate = (reads - layout.reads) / seconds
+        weight = 1.0 - math.exp(-seconds / HORIZON_S) if layout.reads_per_s else 1.0
+        layout.reads_per_s += weight * (rate - layout.reads_per_s)
         layout.reads, layout.since_us = reads, now_us
 
 

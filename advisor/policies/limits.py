@@ -30,7 +30,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """`auto`: the one that goes with the admission."""
     promote_moves_max: int = 64
     demote_moves_max: int = 64
-    delete_moves_max: int = 2_048
+    delete_moves_max: int = 1_024
     """Open moves of deletions that people order, beside `moves_open_max`."""
     moves_open_max: int = 256
     moves_bytes_max: int = 1 << 30

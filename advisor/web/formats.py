@@ -79,6 +79,13 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{_three_figures(share * 100)} %"
 
 
+def points(share: float | None, than: float | None) -> str:
+    """How much more a share is than another: `+4.1 points`; empty where one of them is not known."""
+    if share is None or than is None:
+        return ""
+    return f"{(share - than) * 100:+.1f} points".replace("-", "−")
+
+
 def seconds(value: float | None) -> str:
     """A short time: `0.4 s`, `41 s`, `12 min`, `3 h 5 min`, `2 d 4 h`."""
     if value is None:
@@ -128,6 +135,7 @@ FILTERS = {
     "size": size,
     "told_size": told_size,
     "percent": percent,
+    "points": points,
     "seconds": seconds,
     "exact": exact,
     "clock": clock,

@@ -20,7 +20,7 @@ from advisor.web.figures import (
     six_figures,
 )
 
-FRAGMENTS = ("status", "notices", "figures", "origin", "volumes", "moves", "producers")
+FRAGMENTS = ("status", "notices", "figures", "origin", "volumes", "moves", "producers", "shadow")
 """Parts of the overview that change: the element with this id holds `templates/fragments/NAME.html`."""
 
 ACTIVITIES_SHOWN = 12
@@ -64,4 +64,5 @@ class Pages:
             "volumes": picture.volumes,
             "activities": activities(picture.moves, ACTIVITIES_SHOWN),
             "producers": picture.producers,
+            "comparison": picture.comparison,
         }

@@ -167,12 +167,40 @@ def test_empty_service_says_what_will_appear(chromium: Browser) -> None:
     with serving(SampleReader.empty()) as served:
         watched = opened(chromium, served.url)
         page = watched.page
-        for part in ("volumes", "moves", "producers", "origin-chart", "events-chart", "fast-chart"):
+        for part in ("volumes", "moves", "producers", "shadow", "origin-chart", "events-chart", "fast-chart"):
             expect(page.locator(f"#{part} .empty")).to_be_visible()
         expect(page.locator("#producers")).to_contain_text("vllm serve MODEL --kv-events-config")
         expect(page.locator("canvas")).to_have_count(0)
         watched.assert_quiet_and_at_home()
         page.context.close()
+
+
+def test_shadow_section_compares_policies_and_is_read_by_keyboard(
+    chromium: Browser, served: Served, reader: SampleReader
+) -> None:
+    watched = opened(chromium, served.url)
+    page = watched.page
+    rows = page.locator("#shadow tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(1)).to_contain_text("second-touch")
+    expect(rows.nth(1)).to_contain_text("66.0 %")
+    expect(rows.nth(1)).to_contain_text("+4.0 points")
+    expect(rows.nth(2)).to_contain_text("−5.0 points")
+    expect(page.locator("#shadow-chart canvas")).to_be_visible()
+    readout = page.locator("#shadow-read")
+    expect(readout).to_have_text("18:24:11 UTC · live 66.3 % · second-touch 70.3 % · calm 61.3 %")
+    page.locator("#shadow-chart").focus()
+    page.keyboard.press("Home")
+    expect(readout).to_have_text(re.compile("^17:24:31 UTC · live 62.0 % · "))
+    page.keyboard.press("Escape")
+    expect(readout).to_have_text(re.compile("^18:24:11 UTC"))
+    policies = reader.comparison_view.policies
+    crowded = policies[1].model_copy(update={"left_out": 3_000})
+    reader.comparison_view = reader.comparison_view.model_copy(update={"policies": [policies[0], crowded]})
+    expect(rows).to_have_count(2)
+    expect(rows.nth(1)).to_contain_text("no room for 3.00 k blocks: raise its blocks_max")
+    watched.assert_quiet_and_at_home()
+    page.context.close()
 
 
 def background(page: Page) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from advisor.entries import (
     Control,
+    DeletionStep,
     EntryKind,
     Measurement,
     MoveStep,
@@ -192,6 +193,8 @@ def controls() -> list[bytes]:
         SettingsEntry({"policy": {"eviction": "lru"}}, "1", 4),
         VolumeEntry({"id": "fast", "tier": 3, "capacity_blocks": 100}, "agent", 5),
         OperatorEntry("ann", "pause", "fast"),
+        OperatorEntry("ann", "delete", deletion="d-1", namespace_id=7, prefix=f"{9:032x}"),
+        DeletionStep("d-1", "fast", 1, 3, 3, 0, "", OutcomeBatch(1, 2, 3)),
         Measurement("fast", "read", 1 << 30, 0.5),
     ]
     return [encode_control(control) for control in each]

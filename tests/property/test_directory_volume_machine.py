@@ -53,7 +53,7 @@ class DirectoryVolumeMachine(RuleBasedStateMachine):
         for number in batch:
             self.version += 1
             content = (b"%d-%d " % (number, self.version)).ljust(BLOCK_BYTES - number, b".")
-            blocks.append(PutBlock(key(number), NAMESPACE, memoryview(content), depth=number))
+            blocks.append(PutBlock(key(number), NAMESPACE, memoryview(content), max(0, number - 1), number))
         for number, block, outcome in zip(batch, blocks, self.volume.put(blocks), strict=True):
             assert outcome.result is (Result.PRESENT if number in self.model else Result.STORED)
             self.model.setdefault(number, bytes(block.payload))
@@ -74,6 +74,11 @@ class DirectoryVolumeMachine(RuleBasedStateMachine):
         for number, outcome in zip(batch, self.volume.delete([key(number) for number in batch]), strict=True):
             assert outcome.result is (Result.DELETED if number in self.model else Result.MISS)
             self.model.pop(number, None)
+
+    @rule(batch=batches)
+    def lay_out(self, batch: list[int]) -> None:
+        report = self.volume.lay_out([key(number) for number in sorted(batch)])
+        assert report.extents_after <= report.extents_before
 
     @rule()
     def compact(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import ExitStack
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +15,18 @@ from storage_agent.object_bucket import Bucket
 from storage_agent.object_format import blocks_name, unpack_index
 from storage_agent.port import Result
 from storage_agent.volume import Volume
-from storage_agent.volume_contract import Told, VolumeCase, assert_exact, block, held, keys, payload, read, results
+from storage_agent.volume_contract import (
+    Told,
+    VolumeCase,
+    assert_exact,
+    block,
+    held,
+    key,
+    keys,
+    payload,
+    read,
+    results,
+)
 
 CAPACITY = 8
 _prefixes = itertools.count()
@@ -51,12 +63,18 @@ class ObjectVolumeMachine(RuleBasedStateMachine):
             else:
                 self.there[number] = size
                 expected.append(Result.STORED)
-        assert results(self.volume.put([block(number, size) for number in put], read_back=read_back)) == expected
+        blocks = [replace(block(n, size), parent_hash=key(n - 1).sequence_hash if n else 0) for n in put]
+        assert results(self.volume.put(blocks, read_back=read_back)) == expected
 
     @rule(gone=numbers)
     def delete(self, gone: list[int]) -> None:
         expected = [Result.DELETED if self.there.pop(number, None) else Result.MISS for number in gone]
         assert results(self.volume.delete(keys(*gone))) == expected
+
+    @rule(wanted=numbers)
+    def lay_out(self, wanted: list[int]) -> None:
+        report = self.volume.lay_out(keys(*sorted(wanted)))
+        assert report.extents_after <= report.extents_before
 
     @rule()
     def compact(self) -> None:

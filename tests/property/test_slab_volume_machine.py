@@ -62,7 +62,8 @@ class SlabVolumeMachine(RuleBasedStateMachine):
         blocks = []
         for number in batch:
             self.version += 1
-            blocks.append(PutBlock(key(number), NAMESPACE, memoryview(b"%d-%d" % (number, self.version))))
+            content = memoryview(b"%d-%d" % (number, self.version))
+            blocks.append(PutBlock(key(number), NAMESPACE, content, max(0, number - 1)))
         for number, block, outcome in zip(batch, blocks, self.volume.put(blocks), strict=True):
             if number in self.model:
                 assert outcome.result is Result.PRESENT
@@ -94,6 +95,13 @@ class SlabVolumeMachine(RuleBasedStateMachine):
         for number, outcome in zip(batch, self.volume.delete([key(number) for number in batch]), strict=True):
             assert outcome.result is (Result.DELETED if number in self.model else Result.MISS)
             self.forget(number)
+
+    @rule(batch=batches)
+    def lay_out(self, batch: list[int]) -> None:
+        self.get(list(self.damaged))
+        report = self.volume.lay_out([key(number) for number in sorted(batch)])
+        assert report.extents_after <= report.extents_before
+        assert report.moved_blocks <= len(set(batch) & self.model.keys())
 
     @rule(number=numbers, place=st.integers(0, PAGE_BYTES + 2))
     def damage(self, number: int, place: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from advisor.advice import Advice, AdviceError, Choice, Sizing, WorkloadFacts, advise_on, best
+from advisor.advice import STEPS_MAX, Advice, AdviceError, Choice, Sizing, WorkloadFacts, advise_on, best
 from advisor.advise_command import in_words
 from advisor.cli import main
 from advisor.simulation.workload import TenantLoad, Workload
@@ -52,7 +52,7 @@ def test_the_capacity_advised_reaches_the_target_and_much_less_does_not(trace: T
 
 
 def test_nothing_serves_more_than_who_knows_the_future_and_he_no_more_than_was_seen(sizing: Sizing) -> None:
-    curve = sizing.curve
+    curve = sizing.curve()
     assert all(choice.hit_ratio <= choice.bound + 1e-9 <= sizing.facts.seen_before + 1e-6 for choice in curve)
     assert [c.bound for c in curve] == sorted(c.bound for c in curve)
     assert curve[-1].capacity_blocks == sizing.facts.blocks
@@ -79,6 +79,16 @@ def test_what_may_be_written_is_not_exceeded(trace: Trace, sizing: Sizing) -> No
     start = 200 * BLOCK_BYTES / sizing.facts.span_s * 86_400
     assert bound.written_bytes_per_day <= allowed_per_s * 86_400 + start
     assert bound.written_bytes_per_day < free.written_bytes_per_day
+
+
+def test_what_takes_long_is_tried_at_few_capacities_on_the_way_to_a_target(trace: Trace) -> None:
+    steps: list[int] = []
+    sizing = Sizing(trace, Costs(), BLOCK_BYTES, None, steps.append)
+    for target in (0.3, 0.55):
+        steps.clear()
+        chosen = advise_on(sizing, target=target).chosen
+        assert chosen.hit_ratio >= target
+        assert sum(steps) <= STEPS_MAX
 
 
 def test_a_target_out_of_reach_says_what_is_within_it(sizing: Sizing) -> None:

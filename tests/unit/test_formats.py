@@ -50,6 +50,15 @@ def test_percent(value: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("share", "than", "text"),
+    [(0.66, 0.62, "+4.0 points"), (0.57, 0.62, "−5.0 points"), (0.5, 0.5, "+0.0 points"), (0.5, None, ""),
+     (None, 0.5, "")],
+)
+def test_points(share: float | None, than: float | None, text: str) -> None:
+    assert formats.points(share, than) == text
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [(None, "–"), (0.0, "0 s"), (0.42, "0.4 s"), (9.96, "10 s"), (41.2, "41 s"), (119.4, "119 s"), (120, "2 min"),
      (11_130, "3 h 5 min"), (187_300, "2 d 4 h")],

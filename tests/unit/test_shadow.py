@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from advisor.entries import SettingsEntry
+from advisor.entries import OperatorEntry, SettingsEntry
 from advisor.fold import Fold
 from advisor.fold_state import StateError, export_state, restore_state
 from advisor.policies.instant_moves import InstantFold
@@ -205,6 +205,24 @@ def test_volume_that_goes_is_forgotten_and_one_that_comes_is_planned_for() -> No
     assert [volume.volume_id for volume in shadow.volumes] == ["slow"]
     fast = next(place for place, key in enumerate(shadow.index.places) if key.location == "fast")
     assert (shadow.index.is_volume(fast), shadow.index.place_figures(fast).blocks) == (False, 0)
+
+
+@pytest.mark.parametrize("what", [{"tenant": "acme"}, {"namespace_id": TENANT.namespace_id, "prefix": f"{2:x}"}])
+def test_what_a_person_had_deleted_is_gone_from_shadows_and_no_policy_counts_it(what: dict[str, Any]) -> None:
+    fold = service({"admission": "touch-3"}, {"admission": "always"})
+    fold.store("slow", [1, 2, 3], TENANT)
+    fold.use([1, 2, 3], TENANT)
+    fold.tick(2_000_000)
+    compared = comparison(fold.fold)
+    index, before = compared.shadows[0].index, compared.shadows[0].tally.counts.moves
+    assert (len(index), before) == (3, 3)
+    fold.log(OperatorEntry("operator", "delete", deletion="d-1", **what))
+    fold.tick(4_000_000)
+    fold.tick(6_000_000)
+    left = [] if "tenant" in what else [1]
+    assert [h for h in (1, 2, 3) if fold.held(h, TENANT)] == left
+    assert [block.key.sequence_hash for block in index.page(-1, 10)[0]] == left
+    assert (compared.live.counts.moves, compared.shadows[0].tally.counts.moves) == (0, before)
 
 
 def test_view_has_shares_and_the_last_hour() -> None:

@@ -1,0 +1,99 @@
+"""Deletions: routes of the REST API, and their bodies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from fastapi import APIRouter, HTTPException, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from advisor.api.actions import UNNAMED, Actor, done
+from advisor.api.problems import documented
+from advisor.api.queries import Limit
+from advisor.api.queries import Query as Parameters
+from advisor.deletion_views import AdvisorDeletions, DeletionPage, DeletionView, RefusedTenantView
+from advisor.deletions import IllegalDeletion, Scope
+
+DeletionId = Annotated[str, Path(max_length=64)]
+
+
+class DeletionsQuery(Parameters):
+    after: str | None = Field(None, max_length=64, description="`next_cursor` of the page before.")
+    limit: Limit = 100
+
+
+class ActorOrder(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    actor: Actor = UNNAMED
+
+
+class DeletionOrder(ActorOrder):
+    """A tenant, a namespace, or a prefix within a namespace."""
+
+    tenant: str = Field("", max_length=256, description="All of a tenant's namespaces; it stays refused.")
+    namespace_id: str = Field("", pattern=r"^([0-9a-f]{16})?$", description="16 hex digits, as `blocks` shows it.")
+    prefix: str = Field(
+        "", pattern=r"^([0-9a-f]{32})?$", description="Hash of a block in that namespace: it and all that follows it."
+    )
+
+    @model_validator(mode="after")
+    def _one_scope(self) -> Self:
+        try:
+            self.scope  # noqa: B018 - raises where there is none
+        except IllegalDeletion as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.tenant, int(self.namespace_id or "0", 16), int(self.prefix or "0", 16))
+
+
+def deletion_routes(deletions: AdvisorDeletions) -> APIRouter:
+    """`/api/v1/deletions`, and tenants that are refused after one."""
+    routes = APIRouter(prefix="/api/v1", tags=["deletions"])
+
+    @routes.post(
+        "/deletions",
+        status_code=202,
+        summary="Delete a tenant, a namespace or a prefix from all volumes",
+        responses={
+            200: {"model": DeletionView, "description": "A deletion of the same is open already: this one"},
+            **documented(404, 409, 422),
+        },
+    )
+    def order(order: DeletionOrder, response: Response) -> DeletionView:
+        view, is_fresh = done(lambda: deletions.order(order.scope, order.actor))
+        response.status_code = 202 if is_fresh else 200
+        return view
+
+    @routes.get("/deletions", summary="Deletions, newest first, and refused tenants", responses=documented(400, 422))
+    def page(query: Annotated[DeletionsQuery, Query()]) -> DeletionPage:
+        try:
+            return deletions.page(query.after, query.limit)
+        except ValueError as error:
+            raise HTTPException(400, f"after was {query.after!r}: {error}") from error
+
+    @routes.get("/deletions/{deletion_id}", summary="How far a deletion is", responses=documented(404, 422))
+    def one(deletion_id: DeletionId) -> DeletionView:
+        return done(lambda: deletions.get(deletion_id))
+
+    @routes.post(
+        "/deletions/{deletion_id}/abandon",
+        summary="Give up an open deletion: what was not proven gone may be there still",
+        responses=documented(404, 409, 422),
+    )
+    def abandon(deletion_id: DeletionId, order: ActorOrder) -> DeletionView:
+        return done(lambda: deletions.abandon(deletion_id, order.actor))
+
+    @routes.post(
+        "/tenants/{tenant}/enable",
+        summary="Refuse a deleted tenant no longer",
+        responses=documented(404, 409, 422),
+    )
+    def enable(tenant: Annotated[str, Path(max_length=256)], order: ActorOrder) -> list[RefusedTenantView]:
+        """Answers with those that are refused still."""
+        return done(lambda: deletions.enable(tenant, order.actor))
+
+    return routes
