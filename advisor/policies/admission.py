@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from advisor.policies.policy import Candidate, Leaving, Policy, Scene, Verdict
+from advisor.policies.policy import Candidate, Policy, Scene, Verdict
 from advisor.policies.rules.admission import remembered, touched_enough
 from advisor.policies.rules.score import RANK_PERIOD_S, RANK_TOUCHES_MIN
 from advisor.policies.rules.worth import MARGIN, protected, worth_swapping
@@ -90,10 +90,10 @@ class ByWorth:
             return Verdict(False, candidate.worth, f"{expected}, {wanted}")
         return Verdict(True, candidate.worth, f"{history_of(candidate, scene)}, {expected}")
 
-    def keeps(self, entering: Candidate, leaving: Leaving) -> str:
-        if worth_swapping(entering.worth, leaving.worth, MARGIN):
+    def keeps(self, entering: Candidate, touches: int, worth: float) -> str:
+        if worth_swapping(entering.worth, worth, MARGIN):
             return ""
-        return f"{{}} is full of blocks worth {leaving.worth:.2g} uses and more, this one {entering.worth:.2g}"
+        return f"{{}} is full of blocks worth {worth:.2g} uses and more, this one {entering.worth:.2g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ class Guarded:
             return Verdict(False, float(touches), needed)
         return Verdict(True, float(touches), history_of(candidate, scene))
 
-    def keeps(self, entering: Candidate, leaving: Leaving) -> str:
-        if protected(entering.block.touches, entering.worth, leaving.touches, leaving.worth):
+    def keeps(self, entering: Candidate, touches: int, worth: float) -> str:
+        if protected(entering.block.touches, entering.worth, touches, worth):
             return KEEPS_USED_TWICE
         return ""
 
@@ -131,7 +131,7 @@ class Learner:
     arms: tuple[int, ...]
     start: int
     eviction: str = "worth"
-    period_s: float = RANK_PERIOD_S
+    period_s: float = 0.0
     hurries: bool = True
     replaces_better: bool = False
 
@@ -161,5 +161,5 @@ BUILT_IN: dict[str, Policy] = {
     "ranked": Ranked(),
     "hazard": Learner((BY_WORTH,), BY_WORTH),
     "duel": Learner((FIRST, SECOND, THIRD), FIRST),
-    "auto": Learner((BY_WORTH, FIRST, SECOND, THIRD, GHOSTS, RANKED), RANKED),
+    "auto": Learner((BY_WORTH, FIRST, SECOND, THIRD, GHOSTS, RANKED), RANKED, period_s=RANK_PERIOD_S),
 }

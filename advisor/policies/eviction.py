@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -38,21 +39,57 @@ class Ageing(msgspec.Struct):
     """ARC: how many blocks of one touch to keep."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Residents:
-    """Blocks of a volume in columns. `notes` are the book's, those without one hold zeros."""
+    """Blocks of a volume in columns, each made when an eviction asks for it. The caller holds the index's lock."""
 
+    index: ArrayIndex
+    book: HeatBook
+    place: int
     rows: Array
-    notes: Array
     slots: Array
-    depths: Array
-    touches: Array
-    uses: Array
-    sizes: Array
-    last_ms: Array
-    scores: Array
-    worths: Array
     capacity: int
+
+    @cached_property
+    def notes(self) -> Array:
+        """The book's; those without one hold zeros."""
+        notes = self.book.notes[self.slots]
+        notes[self.slots < 0] = np.zeros((), notes.dtype)
+        return notes
+
+    @cached_property
+    def depths(self) -> Array:
+        return self.index.tables.blocks["depth"][self.rows].astype(np.int64)
+
+    @cached_property
+    def touches(self) -> Array:
+        return self.index.tables.blocks["touches"][self.rows].astype(np.int64)
+
+    @cached_property
+    def _placed(self) -> tuple[Array, Array]:
+        uses, sizes = np.empty(len(self.rows), np.int64), np.empty(len(self.rows), np.int64)
+        placed_columns(self.index.tables.blocks, self.index.tables.placements, self.rows, self.place, uses, sizes)
+        return uses, sizes
+
+    @property
+    def uses(self) -> Array:
+        return self._placed[0]
+
+    @property
+    def sizes(self) -> Array:
+        return self._placed[1]
+
+    @cached_property
+    def last_ms(self) -> Array:
+        return last_touch_ms(self.index, self.rows)
+
+    @property
+    def scores(self) -> Array:
+        return self.book.scores(self.index, self.rows, self.slots)
+
+    @property
+    def worths(self) -> Array:
+        return self.book.worths(self.slots)
 
     @property
     def accessed(self) -> Array:
@@ -69,16 +106,7 @@ def residents(index: ArrayIndex, place: int, book: HeatBook, capacity: int) -> R
     """The caller holds the index's lock."""
     count = min(index.place_figures(place).blocks, RESIDENTS_MAX)
     rows = np.array(index.coldest(place, count), np.int32)
-    blocks = index.tables.blocks
-    slots = book.of(index, rows)
-    notes = book.notes[slots]
-    notes[slots < 0] = np.zeros((), notes.dtype)
-    uses, sizes = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-    placed_columns(blocks, index.tables.placements, rows, place, uses, sizes)
-    return Residents(
-        rows, notes, slots, blocks["depth"][rows].astype(np.int64), blocks["touches"][rows].astype(np.int64), uses,
-        sizes, last_touch_ms(index, rows), book.scores(index, rows, slots), book.worths(slots), capacity,
-    )  # fmt: skip
+    return Residents(index, book, place, rows, book.of(index, rows), capacity)
 
 
 def _ranks(*keys: Array) -> Array:

@@ -60,10 +60,15 @@ class HeatBook:
         t = index.tables
         slots, given = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         note_blocks(t.blocks, t.realms, rows, self.notes, self.counts, slots, given)
-        given = np.unique(given[: self.counts[GIVEN_AWAY]])
-        if len(given):
-            part_from_lost(self.notes)
-        return slots, given
+        return slots, given[: self.counts[GIVEN_AWAY]]
+
+    def part_from_lost(self) -> None:
+        """Blocks whose parent is not noted any more have none."""
+        part_from_lost(self.notes)
+
+    def used(self) -> Array:
+        """Slots in use, in order."""
+        return np.flatnonzero(self.notes["tag"]) if self.counts[NOTES] else np.zeros(0, np.int64)
 
     def of(self, index: ArrayIndex, rows: Array) -> Array:
         """Slots of the notes of blocks `rows`, -1 where there is none."""
@@ -71,6 +76,10 @@ class HeatBook:
         slots = np.empty(len(rows), np.int64)
         find_notes(t.blocks, t.realms, rows, self.notes, slots)
         return slots
+
+    def still_of(self, rows: Array, slots: Array) -> Array:
+        """`slots` where `note` put `rows` just now, -1 where another block has taken one since."""
+        return np.where(self.notes["row"][slots] == rows, slots, -1)
 
     def slot(self, index: ArrayIndex, row: int) -> int:
         return int(self.of(index, np.array([row], np.int32))[0])
@@ -94,8 +103,10 @@ class HeatBook:
 
     def scores(self, index: ArrayIndex, rows: Array, slots: Array) -> Array:
         """Decayed scores, f8."""
-        last_ms = last_touch_ms(index, rows)
-        return np.where(slots >= 0, self.notes["score"][slots], last_ms / 1000.0 / HALF_LIFE_S)
+        scores = np.array(self.notes["score"][slots])
+        lacking = np.flatnonzero(slots < 0)
+        scores[lacking] = last_touch_ms(index, rows[lacking]) / 1000.0 / HALF_LIFE_S
+        return scores
 
     def worths(self, slots: Array) -> Array:
         """Uses to come, f8; 0 of a block that is not noted."""
@@ -121,7 +132,7 @@ class HeatBook:
 
     def saved(self) -> tuple[bytes, bytes, bytes]:
         """Slots in use, their notes, and the counts."""
-        used = np.flatnonzero(self.notes["tag"]) if self.counts[NOTES] else np.zeros(0, np.int64)
+        used = self.used()
         return used.astype("<i8").tobytes(), self.notes[used].tobytes(), self.counts.astype("<i8").tobytes()
 
     def described(self) -> list[bytes]:

@@ -30,8 +30,6 @@ Array = npt.NDArray[Any]
 
 SHADOWED_MAX = 8_192
 """Blocks that the shadows serve between two plans: of what comes after they see nothing."""
-DEPTH_MAX = 0xFFFF
-"""To a sweep, deeper blocks are as deep as this."""
 
 
 class SavedLearning(msgspec.Struct):
@@ -110,7 +108,7 @@ class Learning:
     def lose(self, given: Array) -> None:
         """Slots of the book changed hands."""
         if self._shadows is not None and len(given):
-            self._shadows.lose(self._book.notes, given)
+            self._shadows.lose(given)
 
     def hear(self, index: ArrayIndex, rows: Array, slots: Array, rule: int, inflation: float) -> int:
         """The uses that the book put down happen, request by request. Returns when the first was, in µs; 0: none.
@@ -164,8 +162,8 @@ class Learning:
         period_us = int(hazard.PERIOD_S * 1e6)
         self.due_us += ((now_us - self.due_us) // period_us + 1) * period_us
         notes, t = self._book.notes, self._scratch(0)
-        used = np.flatnonzero(notes["tag"])
-        order = used[np.argsort(np.minimum(notes["depth"][used], DEPTH_MAX).astype(np.uint16), kind="stable")]
+        self._book.part_from_lost()
+        order = self._book.used()
         shadows = self._shadows if self._shadows is not None else ShadowTiers.none()
         duels = self._shadows is not None
         if duels:
@@ -207,7 +205,7 @@ class Learning:
             self.arms, self.due_us, tables.hits[rows].tobytes(), tables.exposure[rows].tobytes(),
             tables.values[rows].tobytes(), tables.levels.tobytes(), tables.counts.tobytes(), self.leader, self._turns,
             duel.scores.tobytes(), duel.hits.tobytes(), duel.moves.tobytes(),
-            None if self._shadows is None else self._shadows.saved(),
+            None if self._shadows is None else self._shadows.saved(self._book.used()),
         )  # fmt: skip
 
     def restore(self, saved: SavedLearning) -> None:
@@ -228,7 +226,7 @@ class Learning:
         self._duel.moves[:] = np.frombuffer(saved.moved, np.int64)
         if saved.shadows is not None:
             self._shadows = ShadowTiers(self._book.notes, saved.shadows.room)
-            self._shadows.restore(saved.shadows)
+            self._shadows.restore(saved.shadows, self._book.used())
 
 
 def _duel(arms: int) -> Duel:

@@ -55,16 +55,6 @@ class Candidate(NamedTuple):
     """Uses to come, each less by e for each horizon, a quarter of the time that blocks stay; 0: nothing is learned."""
 
 
-class Leaving(NamedTuple):
-    """The block that leaves a full volume first."""
-
-    touches: int
-    score: float
-    worth: float
-    heat: tuple[float, float]
-    """Touches that have not faded yet, of the block that comes and of this one."""
-
-
 class Verdict(NamedTuple):
     """Whether a block may come, what it is worth (higher comes first), and why in a few words."""
 
@@ -99,11 +89,3 @@ class Policy(Protocol):
 
     def admit(self, candidate: Candidate, scene: Scene) -> Verdict:
         """What the block is worth. The same candidate and scene, the same verdict."""
-
-
-@runtime_checkable
-class Weighing(Policy, Protocol):
-    """A policy that says itself for which block another may come; without it, for one of a lower score."""
-
-    def keeps(self, entering: Candidate, leaving: Leaving) -> str:
-        """Why a full volume keeps the block that leaves first, with the volume for `{}`; empty where it goes."""

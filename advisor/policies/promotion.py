@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from advisor.index import BlockRow, IndexFault
 from advisor.moves import MoveKind
-from advisor.policies.admission import ARMS, KEEPS_USED_TWICE, THRESHOLDS, Learner
+from advisor.policies.admission import ARMS, KEEPS_USED_TWICE, THRESHOLDS, ByWorth, Guarded, Learner
 from advisor.policies.budgets import expected_hits, loss, saved_s
 from advisor.policies.plan import Proposal, Volume
-from advisor.policies.policy import Candidate, Leaving, Policy, Scene, Verdict, Weighing
+from advisor.policies.policy import Candidate, Policy, Scene, Verdict
 from advisor.policies.relief import Leavers
 from advisor.policies.rules.noting import placed_columns
 from advisor.policies.rules.score import HALF_LIFE_S, RANK_PERIOD_S
@@ -22,9 +22,9 @@ from advisor.policies.sight import NOWHERE, Sight
 from advisor.tiers.duelling import BY_WORTH, RANKED
 from advisor.wording import bytes_text, duration_text
 
-CANDIDATES_MIN = 512
+CANDIDATES_MIN = 256
 CANDIDATES_A_MOVE = 4
-"""Blocks that one plan looks at: so many for each promotion it may make, at least 512; the best."""
+"""Blocks that one plan looks at: so many for each promotion it may make, at least 256; the best."""
 
 Array = npt.NDArray[Any]
 
@@ -36,44 +36,51 @@ class _Asking(NamedTuple):
     slot: int
 
 
-def promote(sight: Sight, policy: Policy, touched: Array, first_us: int) -> None:
-    """Propose the best of what was used, `touched` (rows), the first of it at `first_us`, and of what waits.
-
-    Raises nothing; blocks that stay out are refused with the reason.
+def promote(sight: Sight, policy: Policy, touched: Array, slots: Array, first_us: int) -> None:
+    """Propose the best of what was used, `touched` (rows, with the slots that the book noted them in), the first of it
+    at `first_us`, and of what waits. Blocks that stay out are refused with the reason.
     """
     state = sight.state
-    state.wait(touched.tolist())
-    if state.due_us == 0 and first_us and policy.period_s > 0:
-        state.due_us = first_us + int(policy.period_s * 1e6)
+    if policy.period_s > 0:
+        state.wait(touched.tolist())
+        if state.due_us == 0 and first_us:
+            state.due_us = first_us + int(policy.period_s * 1e6)
+    slots = state.book.still_of(touched, slots)
     if isinstance(policy, Learner):
-        _as_the_leader_would(sight, touched)
+        _as_the_leader_would(sight, touched, slots)
         return
-    hurries = policy.hurries and not sight.purse.is_tight()
-    if policy.period_s == 0 or _is_due(sight, policy.period_s) or hurries:
-        _admit(sight, policy, _waiting(sight), frozenset(touched.tolist()))
-    sight.state.learning.end_turns()
+    if policy.period_s == 0:
+        _admit(sight, policy, touched, slots, frozenset(touched.tolist()))
+    elif _is_due(sight, policy.period_s) or (policy.hurries and not sight.purse.is_tight()):
+        _admit(sight, policy, *_waiting(sight), frozenset(touched.tolist()))
+    state.learning.end_turns()
 
 
-def _as_the_leader_would(sight: Sight, touched: Array) -> None:
-    """What was just used comes, or a batch of its time; each to the arm that leads then."""
+def _as_the_leader_would(sight: Sight, touched: Array, slots: Array) -> None:
+    """What was just used comes, or a batch of its time; each as the arm that leads then has it."""
     learning = sight.state.learning
-    if learning.leader != RANKED:
-        _admit(sight, ARMS[learning.leader], touched, frozenset(touched.tolist()), learning.least)
+    if learning.leader == BY_WORTH:
+        worthy = sight.state.book.worths(slots) >= learning.least
+        _admit(sight, ARMS[BY_WORTH], touched[worthy], slots[worthy], frozenset(touched.tolist()), learning.least)
+    elif learning.leader != RANKED:
+        _admit(sight, ARMS[learning.leader], touched, slots, frozenset(touched.tolist()))
     learning.end_turns()
     if _is_due(sight, RANK_PERIOD_S):
         learning.rank(sight.now_us)
         waiting = _waiting(sight)
         if learning.leader == RANKED:
-            _admit(sight, ARMS[RANKED], waiting, frozenset())
+            _admit(sight, ARMS[RANKED], *waiting, frozenset())
     fast = sight.ordered[0]
     if learning.sweep_if_due(sight.now_us, fast.slots_high, sight.state.promoted) and learning.leader == BY_WORTH:
         learning.price_seen(_swap(sight, ARMS[BY_WORTH]))
 
 
-def _waiting(sight: Sight) -> Array:
+def _waiting(sight: Sight) -> tuple[Array, Array]:
+    """Rows that waited and are not free now, with the slots of their notes."""
     rows = np.array(list(sight.state.waiting), np.int32)
     sight.state.waiting.clear()
-    return rows
+    rows = rows[rows < len(sight.index.tables.blocks)]
+    return rows, sight.state.book.of(sight.index, rows)
 
 
 def _is_due(sight: Sight, period_s: float) -> bool:
@@ -93,9 +100,10 @@ def _swap(sight: Sight, policy: Policy) -> float:
     """
     fast = sight.ordered[0]
     rows = sight.state.book.worthy_absent(sight.index, fast.place, MARGIN)
+    slots = sight.state.book.of(sight.index, rows)
     leavers: dict[str, Leavers] = {}
     promoted = 0
-    for row, slot in _best(sight, policy, rows, len(rows)):
+    for row, slot in _best(sight, policy, rows, slots):
         each = _ask(sight, policy, row, slot, MARGIN, [])
         if each is None:
             continue
@@ -115,13 +123,14 @@ def _swap(sight: Sight, policy: Policy) -> float:
     return MARGIN
 
 
-def _admit(sight: Sight, policy: Policy, rows: Array, pinned: frozenset[int], least: float = MARGIN) -> None:
+def _admit(
+    sight: Sight, policy: Policy, rows: Array, slots: Array, pinned: frozenset[int], least: float = MARGIN
+) -> None:
     """Propose the best of `rows` that the policy admits. `pinned` do not make way."""
     out: list[int] = []
-    count = max(CANDIDATES_MIN, CANDIDATES_A_MOVE * sight.limits.promote_moves_max)
     asking = [
         each
-        for row, slot in _best(sight, policy, rows, count)
+        for row, slot in _best(sight, policy, rows, slots)
         if (each := _ask(sight, policy, row, slot, least, out)) is not None
     ]
     asking.sort(key=lambda each: (-each.verdict.value, each.candidate.block.depth, each.candidate.block.key))
@@ -139,17 +148,18 @@ def _admit(sight: Sight, policy: Policy, rows: Array, pinned: frozenset[int], le
     sight.state.book.keep_out(out)
 
 
-def _best(sight: Sight, policy: Policy, rows: Array, count: int) -> list[tuple[int, int]]:
-    """Those `rows` not on the fastest volume, with their notes: `count` of the best, ancestors before descendants."""
-    tables, top = sight.index.tables, len(sight.index.tables.blocks)
-    rows = rows[rows < top]
+def _best(sight: Sight, policy: Policy, rows: Array, slots: Array) -> list[tuple[int, int]]:
+    """Of `rows` with their notes, those not on the fastest volume: the best first, ancestors before descendants."""
+    tables, book = sight.index.tables, sight.state.book
     uses, sizes = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
     placed_columns(tables.blocks, tables.placements, rows, sight.ordered[0].place, uses, sizes)
-    rows = rows[uses < 0]
-    book = sight.state.book
-    slots = book.of(sight.index, rows)
+    rows, slots = rows[uses < 0], slots[uses < 0]
     values = book.worths(slots) if policy.eviction == "worth" else book.scores(sight.index, rows, slots)
-    order = np.lexsort((tables.blocks["depth"][rows], -values))[:count]
+    count = max(CANDIDATES_MIN, CANDIDATES_A_MOVE * sight.limits.promote_moves_max)
+    if len(rows) > count:
+        best = np.sort(np.argpartition(-values, count - 1)[:count])
+        rows, slots, values = rows[best], slots[best], values[best]
+    order = np.lexsort((tables.blocks["depth"][rows], -values))
     return list(zip(rows[order].tolist(), slots[order].tolist(), strict=True))
 
 
@@ -291,14 +301,13 @@ def _keeps(sight: Sight, policy: Policy, entering: Candidate, victim: BlockRow) 
     """Why the block that leaves first stays, with the volume for `{}`; empty where it goes."""
     book = sight.state.book
     slot = book.slot(sight.index, victim.row)
+    if isinstance(policy, (ByWorth, Guarded)):
+        return policy.keeps(entering, victim.touches, float(book.notes["worth"][slot]) if slot >= 0 else 0.0)
     score = float(book.notes["score"][slot]) if slot >= 0 else victim.last_touch_us / 1e6 / HALF_LIFE_S
-    heat = sight.heat(entering.score), sight.heat(score)
-    leaving = Leaving(victim.touches, score, float(book.notes["worth"][slot]) if slot >= 0 else 0.0, heat)
-    if isinstance(policy, Weighing):
-        return policy.keeps(entering, leaving)
     if entering.score <= score:
         return "{} is full of blocks that are used more"
-    return KEEPS_USED_TWICE if protected(entering.block.touches, heat[0], leaving.touches, heat[1]) else ""
+    heats = sight.heat(entering.score), sight.heat(score)
+    return KEEPS_USED_TWICE if protected(entering.block.touches, heats[0], victim.touches, heats[1]) else ""
 
 
 def _bounce(sight: Sight, asking: _Asking) -> str:

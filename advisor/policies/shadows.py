@@ -40,6 +40,7 @@ class SavedShadows(msgspec.Struct):
     """`ShadowTiers` in a checkpoint. Ghosts: slots, and the turns at which their blocks were kept out."""
 
     room: int
+    parents: bytes
     tiers: list[SavedShadow]
     ghost_slots: bytes
     ghost_turns: bytes
@@ -98,27 +99,30 @@ class ShadowTiers:
             earned = float(tier.levels[TOKENS]) + blocks / self.sample
             tier.levels[TOKENS] = min(earned, max(1.0, burst / self.sample))
 
-    def lose(self, notes: Array, given: Array) -> None:
+    def lose(self, given: Array) -> None:
         """What was in the slots `given` is forgotten."""
-        noted.mend_shadows(notes, given, self.sample, self.parents, self.tiers, self.ghosts)
+        noted.lose_slots(given, self.parents, self.tiers, self.ghosts)
         self.is_ranking[given] = False
         kept = self.ranking[: self.ranked]
         kept = kept[self.is_ranking[kept]]
         self.ranking[: len(kept)] = kept
         self.ranked = len(kept)
 
-    def saved(self) -> SavedShadows:
+    def saved(self, used: Array) -> SavedShadows:
+        """`used`: slots of the book in use."""
         ghosts = np.flatnonzero(self.ghosts)
         return SavedShadows(
             self.room,
+            self.parents[used].astype("<i4").tobytes(),
             [_saved(tier) for tier in self.tiers],
             ghosts.astype("<i4").tobytes(),
             self.ghosts[ghosts].tobytes(),
             self.ranking[: self.ranked].astype("<i4").tobytes(),
         )
 
-    def restore(self, saved: SavedShadows) -> None:
+    def restore(self, saved: SavedShadows, used: Array) -> None:
         """Into empty ones of the same room. Raises `ValueError`."""
+        self.parents[used] = np.frombuffer(saved.parents, "<i4")
         for tier, each in zip(self.tiers, saved.tiers, strict=True):
             slots, heap = self._slots(each.slots), self._slots(each.heap)
             keys = np.frombuffer(each.keys)

@@ -56,6 +56,7 @@ class Sight:
         self._held_by: dict[tuple[str, str], list[int]] = {}
         """By tenant and volume: blocks and bytes, of those with a quota."""
         self._counted: set[str] = set()
+        self._leaving: dict[str, list[int]] = {}
         self.needed: set[int] = set()
         """Rows of parents that a proposal relies on."""
         self.rises: dict[int, int] = {}
@@ -79,9 +80,15 @@ class Sight:
         return self._eviction
 
     def leaving(self, volume: Volume) -> Iterator[int]:
-        ageing = self.state.ageing_of(volume.volume_id)
-        eviction = self.eviction_of(volume)
-        return in_order(self.index, volume.place, eviction, self.state.book, ageing, volume.capacity_blocks)
+        """Rows in the order in which they leave, as it was when this plan first asked."""
+        if volume.volume_id not in self._leaving:
+            ageing = self.state.ageing_of(volume.volume_id)
+            eviction = self.eviction_of(volume)
+            rows = in_order(self.index, volume.place, eviction, self.state.book, ageing, volume.capacity_blocks)
+            if eviction.keys is None:
+                return rows
+            self._leaving[volume.volume_id] = list(rows)
+        return iter(self._leaving[volume.volume_id])
 
     def heat(self, score: float) -> float:
         """Touches that have not faded yet."""

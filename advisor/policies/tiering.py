@@ -69,7 +69,7 @@ def plan_moves(
             expire(sight, volume)
             relieve(sight, volume)
         if len(ordered) > 1:
-            promote(sight, policy, rows, first_us)
+            promote(sight, policy, rows, slots, first_us)
         else:
             state.waiting.clear()
         state.planned_us = now_us

@@ -146,7 +146,7 @@ def sweep(
 ) -> None:
     """Learn from what was not used, and make every worth again; the arm that goes by worth swaps in its shadow.
 
-    `order` and `in_sample` are all slots in use, and those in the sample, parents before children.
+    `order` and `in_sample` are all slots in use, and those in the sample.
     """
     learn_ages(t, heat, learned, order, capacity, moves, requests, now_s)
     if duels:
@@ -161,52 +161,40 @@ def close_turn(duel: Duel, s: Shadows, margin: float) -> None:
 
 
 @kernel
-def mend_shadows(
-    book: Array, given: Array, sample: int, parents: Array, s: Shadows, ghosts: Array
-) -> None:
-    """The slots `given` changed hands: no shadow holds what was there, and no block has it for a parent."""
+def lose_slots(given: Array, parents: Array, s: Shadows, ghosts: Array) -> None:
+    """The slots `given` changed hands: no shadow holds what was there.
+
+    Its children in a shadow are taken for those of the block that is there now, until they leave.
+    """
     for slot in given:
         ghosts[slot] = 0
-    find_parents(book, sample, parents)
-    _mend(book, given, parents, s.by_worth)
-    _mend(book, given, parents, s.first)
-    _mend(book, given, parents, s.second)
-    _mend(book, given, parents, s.third)
-    _mend(book, given, parents, s.ghosts)
-    _mend(book, given, parents, s.ranked)
+        _lose(slot, parents, s.by_worth)
+        _lose(slot, parents, s.first)
+        _lose(slot, parents, s.second)
+        _lose(slot, parents, s.third)
+        _lose(slot, parents, s.ghosts)
+        _lose(slot, parents, s.ranked)
 
 
 @routine
-def find_parents(book: Array, sample: int, parents: Array) -> None:
-    """In the sample, of every block in it."""
+def _lose(slot: int, parents: Array, tier: FastTier) -> None:
+    if not tier.present[slot]:
+        return
+    out_of_heap(tier, slot)
+    tier.present[slot] = False
+    tier.counts[USED] -= 1
+    parent = parents[slot]
+    if parent >= 0:
+        tier.children[parent] -= 1
+        into_heap(tier, parent)
+
+
+@kernel
+def parents_in_sample(book: Array, sample: int, parents: Array) -> None:
+    """`parents`, out: by slot the nearest ancestor in the sample, of every block in it."""
     for slot in range(len(book)):
         if book[slot].tag != uint64(0) and sampled(book, slot, sample):
             parents[slot] = _nearest_sampled(book, slot, sample)
-
-
-@routine
-def _mend(book: Array, given: Array, parents: Array, tier: FastTier) -> None:
-    for slot in given:
-        if tier.present[slot]:
-            out_of_heap(tier, slot)
-            tier.present[slot] = False
-            tier.counts[USED] -= 1
-    count_children(tier, parents)
-    for slot in range(len(tier.present)):
-        if tier.present[slot]:
-            if tier.children[slot] > 0:
-                out_of_heap(tier, slot)
-            else:
-                into_heap(tier, slot)
-
-
-@routine
-def count_children(tier: FastTier, parents: Array) -> None:
-    """Of each block that is present, or was."""
-    tier.children[:] = 0
-    for slot in range(len(tier.present)):
-        if tier.present[slot] and parents[slot] >= 0:
-            tier.children[parents[slot]] += 1
 
 
 @kernel
@@ -216,14 +204,10 @@ def restore_tier(tier: FastTier, slots: Array, keys: Array, heap: Array, parents
         tier.present[slots[i]] = True
         tier.keys[slots[i]] = keys[i]
     tier.counts[USED] = len(slots)
-    count_children(tier, parents)
+    for slot in slots:
+        if parents[slot] >= 0:
+            tier.children[parents[slot]] += 1
     for at in range(len(heap)):
         tier.heap[at] = heap[at]
         tier.places[heap[at]] = at
     tier.counts[HEAPED] = len(heap)
-
-
-@kernel
-def parents_in_sample(book: Array, sample: int, parents: Array) -> None:
-    """`parents`, out: by slot the nearest ancestor in the sample, of every block in it."""
-    find_parents(book, sample, parents)
