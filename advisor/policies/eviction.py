@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -261,11 +261,11 @@ EVICTIONS: dict[str, Eviction] = {
 
 def in_order(
     index: ArrayIndex, place: int, eviction: Eviction, book: HeatBook, ageing: Ageing, capacity: int
-) -> Iterator[int]:
+) -> Iterable[int]:
     """Rows of a volume in the order in which they leave. The caller holds the index's lock until it is done."""
     if eviction.keys is None:
-        yield from index.every_leaf_first(place)
-        return
+        return index.every_leaf_first(place)
     r = residents(index, place, book, capacity)
     keys = np.array(eviction.keys(r, ageing), np.float64)
-    yield from book.leaves_first(index, r.rows, keys).tolist()
+    ordered: list[int] = book.leaves_first(index, r.rows, keys).tolist()
+    return ordered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from advisor.index import BlockRow, IndexFault
 from advisor.moves import MoveKind
-from advisor.policies.admission import ARMS, KEEPS_USED_TWICE, THRESHOLDS, ByWorth, Guarded, Learner
+from advisor.policies.admission import ARMS, KEEPS_USED_TWICE, THRESHOLDS, ByWorth, Ghost, Guarded, Learner
 from advisor.policies.budgets import expected_hits, loss, saved_s
 from advisor.policies.plan import Proposal, Volume
 from advisor.policies.policy import Candidate, Policy, Scene, Verdict
@@ -126,41 +127,56 @@ def _swap(sight: Sight, policy: Policy) -> float:
 def _admit(
     sight: Sight, policy: Policy, rows: Array, slots: Array, pinned: frozenset[int], least: float = MARGIN
 ) -> None:
-    """Propose the best of `rows` that the policy admits. `pinned` do not make way."""
+    """Propose the best of `rows` that the policy admits. `pinned` do not make way.
+
+    Of another's policy all are asked before one comes, since its verdicts say which is the best.
+    """
     out: list[int] = []
-    asking = [
-        each
-        for row, slot in _best(sight, policy, rows, slots)
-        if (each := _ask(sight, policy, row, slot, least, out)) is not None
-    ]
-    asking.sort(key=lambda each: (-each.verdict.value, each.candidate.block.depth, each.candidate.block.key))
+    rest = iter(_best(sight, policy, rows, slots))
+    found = (_ask(sight, policy, row, slot, least, out) for row, slot in rest)
+    asking: Iterable[_Asking] = (each for each in found if each is not None)
+    is_arm = policy in ARMS
+    if not is_arm:
+        asking = sorted(asking, key=lambda e: (-e.verdict.value, e.candidate.block.depth, e.candidate.block.key))
     leavers: dict[str, Leavers] = {}
     promoted = 0
     for each in asking:
         why = f"this plan's {sight.limits.promote_moves_max} promotions are spent"
         if promoted < sight.limits.promote_moves_max:
             why = _come(sight, policy, each, least, leavers, pinned)
-        if why:
-            sight.plan.refuse(each.candidate.block, each.candidate.target, why)
-            out.append(each.slot)
-        else:
+        if not why:
             promoted += 1
+            continue
+        sight.plan.refuse(each.candidate.block, each.candidate.target, why)
+        out.append(each.slot)
+        if is_arm and promoted == sight.limits.promote_moves_max:
+            out += [slot for _, slot in rest]
+            break
     sight.state.book.keep_out(out)
 
 
 def _best(sight: Sight, policy: Policy, rows: Array, slots: Array) -> list[tuple[int, int]]:
     """Of `rows` with their notes, those not on the fastest volume: the best first, ancestors before descendants."""
-    tables, book = sight.index.tables, sight.state.book
+    tables = sight.index.tables
     uses, sizes = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
     placed_columns(tables.blocks, tables.placements, rows, sight.ordered[0].place, uses, sizes)
     rows, slots = rows[uses < 0], slots[uses < 0]
-    values = book.worths(slots) if policy.eviction == "worth" else book.scores(sight.index, rows, slots)
+    values = _values(sight, policy, rows, slots)
     count = max(CANDIDATES_MIN, CANDIDATES_A_MOVE * sight.limits.promote_moves_max)
     if len(rows) > count:
         best = np.sort(np.argpartition(-values, count - 1)[:count])
         rows, slots, values = rows[best], slots[best], values[best]
     order = np.lexsort((tables.blocks["depth"][rows], -values))
     return list(zip(rows[order].tolist(), slots[order].tolist(), strict=True))
+
+
+def _values(sight: Sight, policy: Policy, rows: Array, slots: Array) -> Array:
+    """By which candidates come: an arm's are those of its verdicts."""
+    if isinstance(policy, ByWorth):
+        return sight.state.book.worths(slots)
+    if isinstance(policy, (Guarded, Ghost)):
+        return sight.index.tables.blocks["touches"][rows].astype(np.float64)
+    return sight.state.book.scores(sight.index, rows, slots)
 
 
 def _ask(sight: Sight, policy: Policy, row: int, slot: int, least: float, out: list[int]) -> _Asking | None:

@@ -85,9 +85,9 @@ class Sight:
             ageing = self.state.ageing_of(volume.volume_id)
             eviction = self.eviction_of(volume)
             rows = in_order(self.index, volume.place, eviction, self.state.book, ageing, volume.capacity_blocks)
-            if eviction.keys is None:
-                return rows
-            self._leaving[volume.volume_id] = list(rows)
+            if not isinstance(rows, list):
+                return iter(rows)
+            self._leaving[volume.volume_id] = rows
         return iter(self._leaving[volume.volume_id])
 
     def heat(self, score: float) -> float:
