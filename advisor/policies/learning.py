@@ -28,7 +28,7 @@ from advisor.tiers.reads import Heat, TimedTrace
 
 Array = npt.NDArray[Any]
 
-SHADOWED_MAX = 8_192
+SHADOWED_MAX = 4_096
 """Blocks that the shadows serve between two plans: of what comes after they see nothing."""
 
 

@@ -168,18 +168,22 @@ def lose_slots(given: Array, parents: Array, s: Shadows, ghosts: Array) -> None:
     """
     for slot in given:
         ghosts[slot] = 0
-        _lose(slot, parents, s.by_worth)
-        _lose(slot, parents, s.first)
-        _lose(slot, parents, s.second)
-        _lose(slot, parents, s.third)
-        _lose(slot, parents, s.ghosts)
-        _lose(slot, parents, s.ranked)
+        if s.by_worth.present[slot]:
+            _lose(slot, parents, s.by_worth)
+        if s.first.present[slot]:
+            _lose(slot, parents, s.first)
+        if s.second.present[slot]:
+            _lose(slot, parents, s.second)
+        if s.third.present[slot]:
+            _lose(slot, parents, s.third)
+        if s.ghosts.present[slot]:
+            _lose(slot, parents, s.ghosts)
+        if s.ranked.present[slot]:
+            _lose(slot, parents, s.ranked)
 
 
 @routine
 def _lose(slot: int, parents: Array, tier: FastTier) -> None:
-    if not tier.present[slot]:
-        return
     out_of_heap(tier, slot)
     tier.present[slot] = False
     tier.counts[USED] -= 1
