@@ -86,7 +86,8 @@ class ShadowTiers:
     def in_sample(self, notes: Array, slots: Array) -> Array:
         if self.sample == 1:
             return slots
-        chosen: Array = slots[(notes["tag"][slots] >> np.uint64(noted.SAMPLE_SHIFT)) % np.uint64(self.sample) == 0]
+        mixed = notes["tag"][slots] * np.uint64(noted.SAMPLE_MIX) >> np.uint64(noted.SAMPLE_SHIFT)
+        chosen: Array = slots[mixed % np.uint64(self.sample) == 0]
         return chosen
 
     def earn(self, blocks: float, burst: float) -> None:

@@ -23,13 +23,14 @@ from advisor.tiers.reads import Heat, TimedTrace
 Array = Any
 """As numba types it."""
 
+SAMPLE_MIX = 0xD6E8FEB86659FD93
 SAMPLE_SHIFT = 40
-"""Of a tag: the lower bits name the slot of the note, the sample is taken by others."""
+"""A tag is mixed otherwise than for its slot, so that the sample is one of all slots; hashes may be small numbers."""
 
 
 @inlined
 def sampled(book: Array, slot: int, sample: int) -> bool:
-    return bool((book[slot].tag >> uint64(SAMPLE_SHIFT)) % uint64(sample) == uint64(0))
+    return bool((book[slot].tag * uint64(SAMPLE_MIX) >> uint64(SAMPLE_SHIFT)) % uint64(sample) == uint64(0))
 
 
 @inlined
