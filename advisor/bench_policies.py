@@ -57,7 +57,7 @@ FAST_SHARE = 1 / 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Size:
+class Size:
     """How much of it is run."""
 
     minutes: float
@@ -66,8 +66,8 @@ class _Size:
     signal_budgets: tuple[float | None, ...]
 
 
-WHOLE = _Size(MINUTES, BUDGETS, OTHER_BUDGETS, SIGNAL_BUDGETS)
-QUICK = _Size(QUICK_MINUTES, (0.02, 0.25, None), (0.10, None), (0.10,))
+WHOLE = Size(MINUTES, BUDGETS, OTHER_BUDGETS, SIGNAL_BUDGETS)
+QUICK = Size(QUICK_MINUTES, (0.02, 0.25, None), (0.10, None), (0.10,))
 
 
 def run(quick: bool, shared_data: Path | None = None) -> list[Figure]:

@@ -110,9 +110,6 @@ class OnConversation:
         yield at_least(name, saving.share - second.share if saving and second else None, "", -LINE_TOLERANCE, note)
         ratio = saving.moves_per_block / second.moves_per_block if saving and second else None
         yield at_most("auto saving moves: moves over the 2nd touch's", ratio, "×", SAVED_MOVES, note)
-        survived = [outcomes.get(self._scan(budget)) for budget in self.budgets]
-        worst = min((each.share for each in survived if each), default=None)
-        yield at_least("auto: scan survival, at the worst budget", worst, "", 1.0, note)
 
     def _at(self, budget: Budget, outcomes: Outcomes, note: str) -> Iterator[Figure]:
         at, name = BUDGETS.index(budget), budget_text(budget)
@@ -129,6 +126,9 @@ class OnConversation:
             yield Figure(f"auto at {name}: moves a block", whole.moves_per_block, "").placed("auto, moves", name)
         share = late.share if late else None
         yield at_least(f"auto at {name}: second half", share, "", SECOND_HALF[at], note).placed("auto, 2nd half", name)
+        survived = outcomes.get(self._scan(budget))
+        share = survived.share if survived else None
+        yield at_least(f"auto at {name}: scan survival", share, "", 1.0, note).placed("auto, scan survival", name)
 
     def _fixed(self, budget: Budget) -> list[Tiering]:
         return fixed(CONVERSATION_FAST_BLOCKS, budget)

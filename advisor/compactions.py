@@ -234,7 +234,7 @@ class CompactionTable:
         self.finished.append(compaction)
         self.counts[compaction.state] += 1
         layout = self.layouts.get(compaction.volume)
-        if layout is None:
+        if layout is None or compaction.state is CompactionState.ABORTED:
             return
         if compaction.kind is CompactionKind.RECLAIM:
             layout.reclaimed = layout.figures

@@ -35,10 +35,10 @@ class ServiceDeletions:
         self._service.submit(entry).result()
         with self._service.lock:
             taken = self._table.get(deletion_id)
-            if taken is None:  # another order of the same came first, or took the last place
-                self._table.require_room(scope)
+            if taken is None and (taken := self._table.open_of(scope)) is None:
+                self._table.require_room(scope)  # another order took the last place
                 raise NothingSuch(f"the deletion of {scope} was overtaken by another order: ask again")
-            return _view(taken), True
+            return _view(taken), taken.deletion_id == deletion_id
 
     def get(self, deletion_id: str) -> DeletionView:
         """See `AdvisorDeletions.get`."""

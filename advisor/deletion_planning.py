@@ -27,7 +27,7 @@ from advisor.entries import OutcomeBatch
 from advisor.index import ArrayIndex, BlockRow, Key
 from advisor.index.layout import BLOCK_TOP, FREE
 from advisor.moves import MoveKind, MoveState, MoveTable, Trigger
-from advisor.policies.plan import Proposal
+from advisor.policies.plan import NamedRow, Proposal
 from advisor.policies.rules.noting import placed_columns
 from event_plane.schema import Namespace
 
@@ -99,9 +99,17 @@ def _subtree(index: ArrayIndex, top: int) -> Rows:
 
 def held(index: ArrayIndex, rows: Rows, place: int) -> Rows:
     """Those that lie in a place."""
-    uses, sizes = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-    placed_columns(index.tables.blocks, index.tables.placements, rows, place, uses, sizes)
-    return rows[uses >= 0]
+    return rows[sizes_in(index, rows, place) >= 0]
+
+
+def sizes_in(index: ArrayIndex, rows: Rows, place: int) -> npt.NDArray[np.int64]:
+    """Bytes of blocks in a place; -1 of those that are not there, or of no row."""
+    known = rows[rows >= 0]
+    uses, sizes = np.empty(len(known), np.int64), np.empty(len(known), np.int64)
+    placed_columns(index.tables.blocks, index.tables.placements, known, place, uses, sizes)
+    found = np.full(len(rows), -1, np.int64)
+    found[rows >= 0] = np.where(uses >= 0, sizes, -1)
+    return found
 
 
 def wave_of(
@@ -140,6 +148,7 @@ class KeptOut:
         self._namespaces = namespaces
         scopes = {d.scope: d for d in table.open.values() if d.scope.namespace_id}
         self._whole = {scope.namespace_id: d for scope, d in scopes.items() if not scope.prefix}
+        self._cut = {scope.namespace_id for scope in scopes if scope.prefix}
         self._tops: dict[int, Deletion] = {}
         for scope, deletion in scopes.items():
             if scope.prefix:
@@ -155,7 +164,7 @@ class KeptOut:
         if namespace is not None and namespace.tenant in self._tenants:
             return f"tenant {namespace.tenant} was deleted and is refused until it is enabled again"
         deletion = self._whole.get(block.key.namespace_id)
-        row = block.row if self._tops else -1
+        row = block.row if block.key.namespace_id in self._cut else -1
         while deletion is None and row >= 0:
             deletion = self._tops.get(row)
             row = int(self._parents[row])
@@ -275,9 +284,27 @@ class DeletionTick:
 
     def _free(self, deletion: Deletion, sweep: Sweep, standing: Standing) -> None:
         """Propose deletes of what is there still. Others' moves are ended, or awaited where bytes are on their way."""
+        keys = self._next_to_free(deletion, sweep)
+        rows = [self._index.row_of(key) for key in keys]
+        sizes = sizes_in(self._index, np.array([-1 if row is None else row for row in rows], np.int32), standing.place)
+        reason = f"deletion {deletion.deletion_id} of {deletion.scope}"
+        for key, row, size in zip(keys, rows, sizes.tolist(), strict=True):
+            if row is None or size < 0:
+                del sweep.pending[key]
+                continue
+            self._taken.add(key)
+            self._room[sweep.volume] -= 1
+            block = NamedRow(row, key)
+            self._proposals.append(
+                Proposal(MoveKind.DELETE, block, sweep.volume, "", size, reason, deletion.deletion_id)
+            )
+
+    def _next_to_free(self, deletion: Deletion, sweep: Sweep) -> list[Key]:
+        """Pending keys that no move carries, as many as may be freed now; what was looked at goes to the end."""
+        keys: list[Key] = []
         for _ in range(len(sweep.pending)):
-            if self._looks[sweep.volume] <= 0 or self._room[sweep.volume] <= 0:
-                return
+            if self._looks[sweep.volume] <= 0 or len(keys) >= self._room[sweep.volume]:
+                break
             self._looks[sweep.volume] -= 1
             key, _ = sweep.pending.popitem(last=False)
             sweep.pending[key] = None
@@ -286,21 +313,9 @@ class DeletionTick:
                 why = f"its block is deleted, by {deletion.deletion_id}"
                 self._moves.step(move.move_id, Trigger.ABORT, self._now_us, why)
                 move = None
-            if move is not None or key in self._taken:
-                continue
-            block = self._index.get(key)
-            placed = None if block is None else block.placed_in(standing.place)
-            if block is None or placed is None:
-                del sweep.pending[key]
-            else:
-                self._taken.add(key)
-                self._room[sweep.volume] -= 1
-                reason = f"deletion {deletion.deletion_id} of {deletion.scope}"
-                self._proposals.append(
-                    Proposal(
-                        MoveKind.DELETE, block, sweep.volume, "", placed.block_bytes, reason, deletion.deletion_id
-                    )
-                )
+            if move is None and key not in self._taken:
+                keys.append(key)
+        return keys
 
     # -- as a whole
 
@@ -322,26 +337,16 @@ class DeletionTick:
 
     def _finish(self, deletion: Deletion) -> None:
         rows = rows_in(self._index, deletion.scope, self._namespaces)
-        left = {each.volume: len(held(self._index, rows, each.place)) for each in self._standings.values()}
+        there = {each.volume: held(self._index, rows, each.place) for each in self._standings.values()}
+        left = {volume: len(found) for volume, found in there.items()}
         if deletion.scope.tenant and any(left.values()):
             for volume in [volume for volume, count in left.items() if count]:
                 deletion.sweeps[volume].begin_anew()
             return
         deletion.left_blocks = sum(left.values())
-        deletion.engine_blocks = self._elsewhere(rows)
+        deletion.engine_blocks = len(rows) - len(np.unique(np.concatenate(list(there.values()))))
         if deletion.scope.tenant and not namespaces_of(deletion.scope.tenant, self._namespaces):
             deletion.note = "no namespace of this tenant is known"
         if deletion.state is not DeletionState.PROVING:
             deletion.step(DeletionTrigger.PROVE, self._now_us)
         self._table.end(deletion, DeletionTrigger.FINISH, self._now_us)
-
-    def _elsewhere(self, rows: Rows) -> int:
-        """Blocks that lie in places which are no volume."""
-        index = self._index
-        places = [
-            place
-            for place in range(len(index.places))
-            if not index.is_volume(place) and index.place_figures(place).blocks
-        ]
-        found = [held(index, rows, place) for place in places]
-        return len(np.unique(np.concatenate(found))) if found else 0

@@ -47,7 +47,7 @@ class DeletionView(View):
     """Copies that are gone, of all volumes."""
     block_bytes: int
     engine_blocks: int
-    """Blocks in engines' memory when it ended: theirs, not ours to delete."""
+    """Blocks that lay elsewhere when it ended, and on no volume: in engines' memory, not ours to delete."""
     left_blocks: int
     """Copies that were stored while it ran, and left; of a tenant there are none."""
     volumes: list[SweepView]

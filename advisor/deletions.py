@@ -23,6 +23,9 @@ FINISHED_KEPT_MAX = 256
 REFUSED_MAX = 1_024
 """Tenants refused at once: as many as an agent keeps."""
 
+TENANT_BYTES_MAX = 256
+"""Of a tenant's name: what an agent takes."""
+
 
 class DeletionState(StrEnum):
     REQUESTED = "requested"
@@ -80,7 +83,8 @@ class IllegalDeletion(ActionRefused):
 class Scope:
     """What is to go: a tenant, a namespace, or in that the block `prefix` and all that follows it, in every group.
 
-    Raises `IllegalDeletion` unless it is exactly one of them. 0 and the empty name are none.
+    Raises `IllegalDeletion` unless it is exactly one of them. 0 and the empty name are none. An id has 64 bits, a hash
+    128, a name at most `TENANT_BYTES_MAX` bytes.
     """
 
     tenant: str = ""
@@ -92,6 +96,13 @@ class Scope:
             raise IllegalDeletion("give a tenant or a namespace_id, one of them: what is to be deleted?")
         if self.prefix and not self.namespace_id:
             raise IllegalDeletion("a prefix is a block of one namespace: give its namespace_id with it")
+        if not (0 <= self.namespace_id < 1 << 64 and 0 <= self.prefix < 1 << 128):
+            raise IllegalDeletion(f"{self.namespace_id:x} has 64 bits at most, and prefix {self.prefix:x} 128")
+        if len(self.tenant.encode()) > TENANT_BYTES_MAX:
+            raise IllegalDeletion(
+                f"tenant {self.tenant[:40]}… has more than {TENANT_BYTES_MAX} bytes, and agents cannot refuse it: "
+                f"delete its namespaces one by one"
+            )
 
     def __str__(self) -> str:
         if self.tenant:
@@ -140,7 +151,7 @@ class Sweep:
 
     def begin_anew(self) -> None:
         """Whatever was swept may be there again."""
-        self.keys, self.cursor = [], None
+        self.keys, self.cursor, self.note = [], None, ""
         self.pending.clear()
         self.is_asking, self.answer, self.is_clear = False, None, False
 
@@ -160,7 +171,7 @@ class Deletion:
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     """By volume: those that were registered at any time since it began."""
     engine_blocks: int = 0
-    """When it ended: blocks in places that are no volume. Their engines' own, and not touched."""
+    """When it ended: blocks that lie elsewhere, and on no volume. Their engines' own, and not touched."""
     left_blocks: int = 0
     """When it ended: copies on volumes that were stored while it ran. Of a tenant there are none."""
 

@@ -171,6 +171,12 @@ admission = "touch-2"
 promote_moves_max = 256
 demote_moves_max = 2048
 moves_open_max = 4096
+
+[[shadow]]
+name = "auto"
+policy.promote_moves_max = 256
+policy.demote_moves_max = 2048
+policy.moves_open_max = 4096
 """
 
 

@@ -348,7 +348,7 @@ class Fold:
 
     def _spare_last_copies(self, plan: Plan) -> None:
         """The last copy of a block is deleted from the slowest volume alone, and not while that one is paused or away:
-        then another is the slowest of those that were planned for. Of optional volumes that are away none is waited for.
+        then another is the slowest of those that were planned for. No optional volume that is away is waited for.
         """
         lasting = [v.as_planned() for v in self.volumes.values() if not (v.away and v.optional)]
         slowest = max(lasting, key=lambda volume: volume.order, default=None)
@@ -364,10 +364,7 @@ class Fold:
     def _apply_step(self, step: MoveStep) -> None:
         for move_id in step.move_ids:
             try:
-                move = self.moves.step(move_id, Trigger(step.trigger), self.now_us, step.reason)
-                if move.deletion:
-                    self.deletions.moved(move)
-                self._show_end(move)
+                self._step(move_id, Trigger(step.trigger), step.reason)
             except (IllegalMove, ValueError):
                 # Cancelled, or its volume lost, while the step was on its way into the log: no fault.
                 if not self.moves.was_aborted(move_id):
@@ -465,12 +462,15 @@ class Fold:
         """End moves that must not go on. A promotion past its switch is done but for the word: it keeps its source."""
         for move in moves:
             if Trigger.ABORT in move.triggers:
-                self.moves.step(move.move_id, Trigger.ABORT, self.now_us, why)
+                self._step(move.move_id, Trigger.ABORT, why)
             elif Trigger.KEEP in move.triggers:
-                self._show_end(self.moves.step(move.move_id, Trigger.KEEP, self.now_us))
+                self._step(move.move_id, Trigger.KEEP)
 
-    def _show_end(self, move: Move) -> None:
-        """Have a move counted beside the shadows' if it ended."""
+    def _step(self, move_id: str, trigger: Trigger, note: str = "") -> None:
+        """Advance a move, and all that counts on it. Raises `IllegalMove`."""
+        move = self.moves.step(move_id, trigger, self.now_us, note)
+        if move.deletion:
+            self.deletions.moved(move)
         if self.comparison is not None and not move.is_open:
             self.comparison.moved(move, self.now_us)
 

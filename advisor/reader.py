@@ -540,19 +540,22 @@ def _sentence(entry: LogEntry) -> Iterator[str]:
             yield f"{bytes_text(figures.reclaimable_bytes)} can be given back"
         case SettingsEntry(policy_version=policy, term=term):
             yield f"settings of term {term} for policies {policy}"
-        case VolumeEntry(descriptor=descriptor, agent=agent, registered=registered):
-            yield f"volume {descriptor.get('id')} of agent {agent} {'registered' if registered else 'went away'}"
+        case VolumeEntry(descriptor=descriptor, agent=agent, registered=registered, away=away):
+            became = f"is away: {away}" if away else "registered" if registered else "unregistered"
+            yield f"volume {descriptor.get('id')} of agent {agent} {became}"
         case DeletionStep(deletion=deletion, volume=volume, asked=asked, missing=missing, reason=reason):
             answer = reason or f"of {asked} keys {missing} are not there, {asked - missing} were, and are freed"
             yield f"{deletion} asked {volume}: {answer}"
         case OperatorEntry(actor=actor, action="delete", tenant=tenant, namespace_id=namespace_id, prefix=prefix):
             what = f"tenant {tenant}" if tenant else f"namespace {namespace_id:016x}"
             yield f"{actor}: delete {what}" + (f", prefix {prefix}" if prefix else "")
+        case OperatorEntry(actor=actor, action="cancel", move=move):
+            yield f"{actor}: cancel {move or 'all open moves'}"
         case OperatorEntry(actor=actor, action="abandon", deletion=deletion):
             yield f"{actor}: abandon {deletion}"
         case OperatorEntry(actor=actor, action="enable", tenant=tenant):
             yield f"{actor}: enable tenant {tenant}"
         case OperatorEntry(actor=actor, action=action, volume=volume):
-            yield f"{actor}: {action} {volume or 'all planning'}"
+            yield f"{actor}: {action} {volume or 'all moves'}"
         case Measurement(volume=volume, operation=operation, transferred_bytes=count, seconds=seconds):
             yield f"{volume}: {operation} {bytes_text(count)} in {duration_text(seconds)}"

@@ -15,10 +15,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from advisor.replay import ReplayError
+from advisor.errors import AdvisorError
 
 WORTH_A_PROCESS_S = 3.0
 """Of work, below which another process, which takes a second to begin, brings little."""
+
+
+class ProcessError(AdvisorError):
+    """A process that did not bring what it was asked for."""
+
 
 _Shared = TypeVar("_Shared")
 _Job = TypeVar("_Job")
@@ -34,7 +39,7 @@ def spread(
     """`work(shared, job)` of each job as it ends, in no order. `about_s`: processor time of all, as far as is known.
 
     `work` is a function of a module, and all that it takes and returns can be pickled. Little work is done in this
-    process. Raises `ReplayError` where a process is killed, and what `work` raises.
+    process. Raises `ProcessError` where a process is killed, and what `work` raises.
     """
     processes = min(len(jobs), len(os.sched_getaffinity(0)), int(about_s / WORTH_A_PROCESS_S))
     if processes < 2:
@@ -51,7 +56,7 @@ def spread(
             for ended in as_completed(waiting):
                 yield waiting[ended], ended.result()
         except BrokenProcessPool as error:
-            raise ReplayError(
+            raise ProcessError(
                 "a process of this replay was killed, perhaps for want of memory: ask for less at once; with --resume"
                 " what has ended is kept"
             ) from error

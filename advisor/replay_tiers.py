@@ -116,7 +116,7 @@ def timed_of(trace: Trace, *, by_priority: bool) -> TimedTrace:
 def replay_each(
     trace: Trace, jobs: Sequence[Tiering], costs: Costs, *, counted_from: int = 0, by_priority: bool = False
 ) -> Iterator[tuple[Tiering, TierResult]]:
-    """Each as it ends, in no order; in processes where it is worth them. Raises `ReplayError`."""
+    """Each as it ends, in no order; in processes where it is worth them. Raises `ProcessError`."""
     requests = trace.as_requests()
     shared = _TwoTiers(
         timed_of(trace, by_priority=by_priority),
@@ -132,7 +132,7 @@ def replay_each(
 def found_over_time(
     trace: Trace, jobs: Sequence[Tiering], *, by_priority: bool = False
 ) -> dict[Tiering, npt.NDArray[np.int64]]:
-    """Tokens that each request found in the fast tier. Raises `ReplayError`."""
+    """Tokens that each request found in the fast tier. Raises `ProcessError`."""
     shared = timed_of(trace, by_priority=by_priority)
     found = dict(spread(found_by_request, shared, jobs, about_s(trace.accesses, jobs)))
     return {job: found[job] for job in jobs}

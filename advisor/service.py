@@ -43,7 +43,6 @@ from advisor.movers.port import MoverPort
 from advisor.movers.published import PublishedMover
 from advisor.open_log import log_place, open_log, open_queries
 from advisor.pipeline import FoldThread, Group, LogThread, StoppedError, now_us
-from advisor.policies.registry import policy_version
 from advisor.policies.warm import warm as warm_policies
 from advisor.retention import Retention
 from advisor.settings import AdvisorSettings, SourceSettings
@@ -128,8 +127,7 @@ class AdvisorService:
         for producer, state in self.fold.producers.items():
             if state.partial:
                 intake.want_snapshot(producer, state.epoch)
-        version_of_policies = policy_version(self.settings.policy.admission)
-        entry = control_entry(SettingsEntry(self.settings.for_fold(), version_of_policies, self.term))
+        entry = control_entry(SettingsEntry(self.settings.for_fold(), self.settings.policy_version, self.term))
         position = log.append([entry], now_us())
         self.fold.apply(LogEntry(position, EntryKind.SETTINGS, entry.payload))
         subscribers = self._connect(intake)

@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from advisor.errors import SettingsError
 from advisor.policies.eviction import EVICTIONS
-from advisor.policies.registry import PolicyUnknown, policy_named
+from advisor.policies.registry import PolicyUnknown, policy_named, policy_version
 from advisor.shadow import BLOCKS_MAX
 from advisor.shadow_comparison import LIVE, SHADOWS_MAX
 from event_plane.credentials import Credentials
@@ -251,7 +251,7 @@ class AdvisorSettings(BaseSettings):
     hooks: tuple[str, ...] = ()
     """Hooks of installed packages that are called, by the names they have under `kvadvisor.hooks`."""
     policy: PolicySettings = PolicySettings()
-    shadow: tuple[ShadowSettings, ...] = Field(default=(), max_length=SHADOWS_MAX)
+    shadow: tuple[ShadowSettings, ...] = ()
 
     @classmethod
     def settings_customise_sources(
@@ -272,6 +272,13 @@ class AdvisorSettings(BaseSettings):
             raise ValueError(f"the name {twice[0]!r} is given twice: rename one")
         return named
 
+    @field_validator("shadow")
+    @classmethod
+    def _few(cls, shadows: tuple[ShadowSettings, ...]) -> tuple[ShadowSettings, ...]:
+        if len(shadows) > SHADOWS_MAX:
+            raise ValueError(f"{len(shadows)} shadows are named, {SHADOWS_MAX} may run at a time: leave some out")
+        return shadows
+
     @property
     def log_path(self) -> Path:
         return self.directory / "log.db"
@@ -279,6 +286,12 @@ class AdvisorSettings(BaseSettings):
     @property
     def checkpoints_path(self) -> Path:
         return self.directory / "checkpoints"
+
+    @property
+    def policy_version(self) -> str:
+        """Of all policies that are named, the live one's first: what a `SettingsEntry` holds."""
+        names = [self.policy.admission, *(each.policy.admission for each in self.shadow)]
+        return ", ".join(dict.fromkeys(policy_version(name) for name in names))
 
     def for_fold(self) -> dict[str, Any]:
         """The settings that the fold reads, whole, as JSON types: what a `SettingsEntry` holds."""

@@ -53,8 +53,9 @@ _SEARCHES_MAX = 8
 class StorageAgent:
     """Implements `port.StoragePort`. Thread-safe.
 
-    Commands (copy, delete, move) run one after another; gets and puts run beside them and wait for at most one batch
-    on a volume. What happens on the volumes is published through `publisher`, which the caller closes after the agent.
+    Commands (copy, delete, move) on the same blocks run one after another; gets and puts run beside them and wait for
+    at most one batch on a volume. What happens on the volumes is published through `publisher`, which the caller closes
+    after the agent.
     """
 
     def __init__(
@@ -300,11 +301,11 @@ class StorageAgent:
         self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, term: int = 0
     ) -> CommandOutcome:
         """See `AgentPort.copy`. `present` for a block that `target` holds already; that copy was verified too."""
-        return self._answer(command_id, term, lambda: self._copy(keys, source, target))
+        return self._answer(command_id, term, keys, lambda: self._copy(keys, source, target))
 
     def delete(self, command_id: str, volume: str, keys: Sequence[BlockKey], *, term: int = 0) -> CommandOutcome:
         """See `AgentPort.delete`."""
-        return self._answer(command_id, term, lambda: self._delete(keys, volume))
+        return self._answer(command_id, term, keys, lambda: self._delete(keys, volume))
 
     def move(
         self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, keep: bool, term: int = 0
@@ -319,7 +320,7 @@ class StorageAgent:
                 outcomes = [kept.get(outcome.key, outcome) for outcome in outcomes]
             return outcomes
 
-        return self._answer(command_id, term, run)
+        return self._answer(command_id, term, keys, run)
 
     def scrub(self, command_id: str, volume: str, *, term: int = 0) -> ScrubReport:
         """See `AgentPort.scrub`. Raises `VolumeError`."""
@@ -355,7 +356,9 @@ class StorageAgent:
             self._terms.require(term)
             self._refusals.replace(tenants)
 
-    def _answer(self, command_id: str, term: int, run: Callable[[], list[Outcome]]) -> CommandOutcome:
+    def _answer(
+        self, command_id: str, term: int, keys: Sequence[BlockKey], run: Callable[[], list[Outcome]]
+    ) -> CommandOutcome:
         def carry_out() -> CommandOutcome:
             self._terms.require(term)  # a newer one may have come while this waited
             started = time.monotonic()
@@ -369,7 +372,7 @@ class StorageAgent:
             )
 
         self._terms.require(term)
-        return self._block_commands.run(command_id, carry_out)
+        return self._block_commands.run(command_id, carry_out, keys)
 
     def _copy(self, keys: Sequence[BlockKey], source: str, target: str) -> list[Outcome]:
         with self._shelf.use(source) as from_volume, self._shelf.use(target) as to_volume:

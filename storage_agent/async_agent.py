@@ -35,7 +35,7 @@ from storage_agent.shards import Shard
 BLOCK_THREADS = 16
 """Gets and puts under way at once: as deep as a device is kept busy."""
 _COMMAND_THREADS = 1
-"""Agents carry out copies, deletes and moves one after another; so they go in the order they came."""
+"""Copies, deletes and moves go one after another, in the order they came."""
 _LONG_THREADS = 2
 """A scrub and a compaction; no move waits for them."""
 _VOLUME_THREADS = 2

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from event_plane.errors import EventPlaneError
-from storage_agent.block_wire import keys_from_wire
+from storage_agent.block_wire import KeyWire, keys_from_wire
+from storage_agent.command_lane import Turns
 from storage_agent.command_wire import (
     CompactReply,
     CompactRequest,
@@ -36,14 +37,17 @@ if TYPE_CHECKING:  # callers import this file too, and need no agent
     from storage_agent.data_desk import DataDesk
 
 WAITING_COMMANDS_MAX = 1024
+MOVE_THREADS = 16
+"""Copies, deletes and moves under way at once. A store that does not answer keeps one for each command, and one each
+time that is asked again before it has ended."""
 
 Answer = Callable[[bytes], None]
 """Sends an answer to whoever asked. May be called from any thread."""
 
 
 class CommandDesk:
-    """Answers `stat` beside what is under way; one thread carries out copies, deletes and moves, another what takes
-    longer, two what clients and other agents ask.
+    """Answers `stat` beside what is under way; several threads carry out copies, deletes and moves, those on the same
+    blocks in the order they came; another what takes longer, two what clients and other agents ask.
 
     A command that was given up by its caller still runs, and the agent keeps its answer for when it is asked again.
     """
@@ -53,7 +57,7 @@ class CommandDesk:
         self._agent = agent
         self._data = data
         self._looks = _Row(self._carry_out, f"stats-{name}")
-        self._short = _Row(self._carry_out, f"moves-{name}")
+        self._short = _Row(self._carry_out, f"moves-{name}", MOVE_THREADS)
         self._long = _Row(self._carry_out, f"scrubs-{name}")
         self._clients = _Row(self._carry_out, f"clients-{name}")
         self._loans = _Row(self._carry_out, f"loans-{name}")
@@ -114,14 +118,18 @@ class CommandDesk:
 
 
 class _Row:
-    """Commands that wait for one thread."""
+    """Commands that wait for one thread, or for one of several."""
 
-    def __init__(self, carry_out: Callable[[Request], Reply], name: str) -> None:
+    def __init__(self, carry_out: Callable[[Request], Reply], name: str, threads: int = 1) -> None:
         self._carry_out = carry_out
         self._waiting: queue.Queue[tuple[Request, Answer]] = queue.Queue(WAITING_COMMANDS_MAX)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._taking = threading.Lock()
+        """Held while a command is taken off and stands in line for its blocks, so that the order is kept."""
+        self._turns = Turns()
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
 
     def put(self, request: Request, answer: Answer) -> None:
         try:
@@ -131,13 +139,22 @@ class _Row:
 
     def close(self) -> None:
         self._closed.set()
-        with suppress(queue.Full):  # then it is awake
-            self._waiting.put_nowait((StatRequest(), lambda answer: None))
-        self._thread.join()
+        for _ in self._threads:
+            with suppress(queue.Full):  # then they are awake
+                self._waiting.put_nowait((StatRequest(), lambda answer: None))
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
         while True:
-            request, answer = self._waiting.get()
-            if self._closed.is_set():
-                return
-            answer(encode(self._carry_out(request)))
+            with self._taking:
+                request, answer = self._waiting.get()
+                turn = self._turns.announce(_blocks_of(request))
+            with self._turns.take(turn):
+                if self._closed.is_set():
+                    return
+                answer(encode(self._carry_out(request)))
+
+
+def _blocks_of(request: Request) -> list[KeyWire]:
+    return request.keys if isinstance(request, CopyRequest | DeleteRequest | MoveRequest) else []

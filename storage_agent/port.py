@@ -175,7 +175,8 @@ class ScrubReport(msgspec.Struct, frozen=True):
 class CompactReport(msgspec.Struct, frozen=True):
     """What a compaction gave back: to the medium, or, of slots of several sizes, to larger blocks.
 
-    Where it was asked to lay chains out: what it wrote for them, and the extents of their blocks before and after.
+    Where it was asked to lay chains out: what it wrote for them, and the extents of their blocks before and after; what
+    that gave back is seen in the figures' `held_bytes`.
     """
 
     freed_bytes: int

@@ -70,7 +70,6 @@ class SlotLayout:
         """See `Volume.lay_out`. Raises `TransferError`."""
         runs = self._runs(keys)
         lying = {header.key: self._stretch(header) for run in runs for header in run}
-        held_bytes = self._footprint().held_bytes
         extents = [self._extents(run) for run in runs]
         scattered = [(run, now) for run, now in zip(runs, extents, strict=True) if now > self._least(run)]
         if scattered and self._packing is not None:
@@ -80,7 +79,7 @@ class SlotLayout:
         laid = self._runs(keys)
         moved = [h.payload_bytes for run in laid for h in run if lying.get(h.key) != self._stretch(h)]
         return CompactReport(
-            freed_bytes=max(0, held_bytes - self._footprint().held_bytes),
+            freed_bytes=0,
             moved_blocks=len(moved),
             moved_bytes=sum(moved),
             extents_before=sum(extents),

@@ -88,7 +88,7 @@ def deletion_routes(deletions: AdvisorDeletions) -> APIRouter:
         return done(lambda: deletions.abandon(deletion_id, order.actor))
 
     @routes.post(
-        "/tenants/{tenant}/enable",
+        "/tenants/{tenant:path}/enable",
         summary="Refuse a deleted tenant no longer",
         responses=documented(404, 409, 422),
     )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from advisor.movers.port import MoveCommand, Phase
 from storage_agent.client import AgentClient
-from storage_agent.errors import AgentUnreachable
+from storage_agent.errors import AgentUnreachable, CommandRefused
 from storage_agent.port import AgentPort, AgentStat, CommandOutcome
 
 
@@ -49,8 +49,11 @@ class ClientMover:
         self._closed = False
 
     def stat(self) -> AgentStat:
-        """See `MoverPort.stat`."""
-        return self._stat_client.stat()
+        """See `MoverPort.stat`. An agent that refuses to say is one that cannot be reached."""
+        try:
+            return self._stat_client.stat()
+        except CommandRefused as fault:
+            raise AgentUnreachable(str(fault)) from fault
 
     def carry_out(self, command: MoveCommand) -> CommandOutcome:
         """See `MoverPort.carry_out`."""

@@ -44,8 +44,11 @@ class CallbackMover:
         self._loop = loop
 
     def stat(self) -> AgentStat:
-        """See `MoverPort.stat`."""
-        return self._stat()
+        """See `MoverPort.stat`. While the embedder's function fails, what it moves is unreachable."""
+        try:
+            return self._stat()
+        except Exception as fault:
+            raise AgentUnreachable(f"the mover's stat raised {type(fault).__name__}: {fault}") from fault
 
     def carry_out(self, command: MoveCommand) -> CommandOutcome:
         """See `MoverPort.carry_out`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from advisor.index import BlockRow, Key
 from advisor.moves import MoveKind
@@ -54,12 +55,19 @@ class Volume:
         return not self.tenants or tenant in self.tenants
 
 
+class NamedRow(NamedTuple):
+    """What of a block a move needs to know."""
+
+    row: int
+    key: Key
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A move before it has an id."""
 
     kind: MoveKind
-    block: BlockRow
+    block: BlockRow | NamedRow
     source: str
     target: str
     block_bytes: int
@@ -91,7 +99,7 @@ class Plan:
         self.proposals.append(proposal)
         self.rows.add(proposal.block.row)
 
-    def refuse(self, block: BlockRow, volume: str, reason: str) -> None:
+    def refuse(self, block: BlockRow | NamedRow, volume: str, reason: str) -> None:
         self.refused += 1
         if len(self.refusals) < REFUSALS_PER_PLAN_MAX:
             self.refusals.append(Refusal(block.key, volume, reason))

@@ -184,6 +184,7 @@ class Sight:
     def propose(self, proposal: Proposal, source: Volume, target: Volume | None) -> None:
         """Take a move into the plan, and all that follows from it. It must be affordable."""
         block, kind = proposal.block, proposal.kind
+        assert isinstance(block, BlockRow)
         copies = kind in (MoveKind.PROMOTE, MoveKind.DEMOTE)
         self.plan.propose(proposal)
         self.purse.spend(target, proposal.block_bytes if copies else 0, promotion=kind is MoveKind.PROMOTE)

@@ -57,7 +57,7 @@ class Activity:
         """`settled`, `stopped` or `open`: what the state's tag looks like."""
         if self.state in SETTLED_STATES:
             return "settled"
-        return "stopped" if self.state in {"aborted", "refused"} else "open"
+        return "stopped" if self.state in {"aborted", "refused", "dry"} else "open"
 
 
 def spark_points(values: Sequence[float | None]) -> str:

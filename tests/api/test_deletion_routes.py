@@ -66,6 +66,7 @@ def test_abandon_and_enable_name_who_asks_and_what_is_left(client: Direct) -> No
     assert (abandoned.json()["state"], abandoned.json()["note"]) == ("failed", "given up by bo")
     enabled = client.request("POST", "/api/v1/tenants/chat/enable", json={})
     assert [each["tenant"] for each in enabled.json()] == ["agents"]
+    assert "'team/a' is not refused" in client.request("POST", "/api/v1/tenants/team%2Fa/enable", json={}).text
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,15 @@ def test_a_command_asked_again_is_answered_as_before(agent: StorageAgent, client
     assert client.compact("s", "slow").freed_bytes == 0, "an id of a scrub is free for a compaction"
 
 
+def test_blocks_are_laid_out_in_the_order_asked_for(agent: StorageAgent, client: AgentClient) -> None:
+    wanted = [key(number) for number in (3, 1, 99)]
+    report = client.compact("l", "slow", wanted)
+    assert (report.extents_before, report.extents_after, report.fragmentation.chains) == (2, 2, 16)
+    assert agent.compact("l", "slow", wanted) == report
+    with pytest.raises(CommandRefused, match="4097 blocks are to be laid out, at most 4096 go; ask in parts"):
+        client.compact("m", "slow", [key(1)] * 4097)
+
+
 def test_what_the_agent_refuses_is_said(client: AgentClient) -> None:
     with pytest.raises(CommandRefused, match="'tape' is not registered with agent 'a'; register it first"):
         client.scrub("s", "tape")

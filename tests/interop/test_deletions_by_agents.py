@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from advisor.deletion_desk import ServiceDeletions
@@ -19,8 +20,11 @@ from advisor.service import AdvisorService
 from event_plane.connect import open_publisher
 from event_plane.schema import Namespace, producer_id
 from storage_agent.agent import StorageAgent
-from storage_agent.errors import RefusalError, StaleTerm
+from storage_agent.client_storage import ClientStorage
+from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.errors import CommandRefused, RefusalError, StaleTerm
 from storage_agent.port import BlockKey, Outcome, PutBlock, Result
+from storage_agent.service import AgentService
 from tests.moving import BLOCK_BYTES, NAMESPACE, Storage, agrees, eventually, payload, settings_for
 
 OTHER = Namespace(tenant="forge")
@@ -194,3 +198,26 @@ def test_orders_that_cannot_be_are_refused_before_they_are_logged(service: Advis
     assert (gone.state, gone.note) == ("failed", "given up by bo: not proven gone from fast, slow")
     with pytest.raises(NothingSuch, match="has ended"):
         desk.abandon(ordered.id, "bo")
+
+
+def test_other_processes_cannot_put_a_refused_tenants_blocks_by_leases_or_offers(tmp_path: Path) -> None:
+    slab = VolumeDescriptor(id="slab", path=str(tmp_path / "v.slab"), capacity_blocks=8, block_bytes_max=BLOCK_BYTES)
+    folder = msgspec.structs.replace(slab, id="folder", kind="directory", path=str(tmp_path / "v"), speed_rank=1)
+    agent = StorageAgent("a", publisher=None, allowed_roots=[tmp_path])
+    agent.register_volumes([slab, folder])
+    agent.refuse_tenants(["acme"])
+    with agent, AgentService(agent, f"ipc://{tmp_path}/commands") as served:
+        client = ClientStorage(served.command_url)
+        try:
+            for volume in ("slab", "folder"):
+                outcomes = client.put(volume, [put_of(NAMESPACE, 1), put_of(OTHER, 1)])
+                assert [outcome.result for outcome in outcomes] == [Result.FAILED, Result.STORED], outcomes
+                assert "'acme' was deleted: enable it" in outcomes[0].reason
+            client.refuse_tenants([])
+            assert agent.stat().refused_tenants == []
+            with pytest.raises(CommandRefused, match="at most 1024 can be"):
+                client.refuse_tenants([str(number) for number in range(1_025)])
+            with pytest.raises(CommandRefused, match="a name has 1 to 256 bytes"):
+                client.refuse_tenants(["x" * 257])
+        finally:
+            client.close()

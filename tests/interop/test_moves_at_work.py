@@ -258,6 +258,41 @@ def test_an_optional_agent_that_vanishes_is_no_fault_and_its_return_is_reconcile
         far.close()
 
 
+def test_an_optional_volume_that_its_agent_gives_up_is_away_until_it_is_registered_again(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, {"fast": ROOM, "spare": {**ROOM, "optional": True}})
+    movers = {"agent": AgentMover(storage.agent)}
+    try:
+        with AdvisorService(settings_for(tmp_path, [storage], tick_s=0.05), movers=movers) as service:
+            storage.put("spare", 1)
+            eventually(lambda: agrees(service, storage), "what was put")
+            storage.agent.unregister_volume("spare")
+            gone = "away: agent agent has no such volume now"
+            eventually(lambda: volume_view(service, "spare").state == gone, "away")
+            eventually(lambda: advised(service, 1) == [""], "what is away is computed")
+            storage.agent.register_volume(storage.descriptors[1])
+            eventually(lambda: volume_view(service, "spare").state == "healthy", "back")
+            eventually(lambda: agrees(service, storage) and advised(service, 1) == ["spare"], "reconciled")
+        assert service.failure is None
+    finally:
+        storage.close()
+
+
+def test_as_many_commands_of_one_way_are_under_way_as_the_settings_allow(tmp_path: Path, storage: Storage) -> None:
+    mover = GatedMover(storage)
+    agents = (AgentSettings(name="agent", command_url="ipc://unused", moves_at_once=2),)
+    with running(AdvisorService(settings_for(tmp_path, [storage], agents=agents), movers={"agent": mover})) as service:
+        storage.put("slow", 1, 2, 3)
+        eventually(lambda: agrees(service, storage), "what was put")
+        for block, commands in ((1, 1), (2, 2), (3, 2)):
+            read(service, storage, block)
+            plan(service)
+            eventually(lambda: len(mover.held) >= commands, "the next command")  # noqa: B023
+        assert [command.keys[0].sequence_hash for command in mover.held] == [1, 2]
+        mover.open_all()
+        settle(service)
+        eventually(lambda: storage.held("fast") == {1, 2, 3}, "all of them")
+
+
 def moved_by(answer: Callable[[MoveCommand], object], storage: Storage, folder: Path) -> tuple[MoveState | None, str]:
     """How a promotion ends that a function carries out, and why."""
     mover = CallbackMover(answer, storage.agent.stat)  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -9,9 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import nats
+
+from advisor.movers.port import MoveBlock, MoveCommand, Phase
+from advisor.movers.published import PublishedMover
 from advisor.moves import MoveKind, MoveState
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, AgentSettings, PolicySettings, SourceSettings
+from storage_agent.port import BlockKey, CommandOutcome, Result
+from tests.nats_server import nats_server
 from tests.ports import free_ports
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "array_mover.py"
@@ -69,3 +77,33 @@ def test_the_example_array_moves_what_is_read_and_goes_on_after_a_kill(tmp_path:
         with running_array(plans, events):
             eventually(lambda: kept(service) > 4 and held(service, "array-fast") == {1, 2, 3, 4}, "promoted again")
             assert service.fold.skipped["illegal move step"] == 0
+
+
+def test_plans_go_over_nats_to_subjects_beside_the_one_named(tmp_path: Path) -> None:
+    command = MoveCommand(
+        "copy-1", 1, MoveKind.PROMOTE, Phase.COPY, "slow", "fast", (MoveBlock(BlockKey(7, 0, 1), 4096),)
+    )
+    volume = {"id": "fast", "kind": "array", "capacity_blocks": 8, "block_bytes_max": 4096}
+
+    async def array(url: str, mover: PublishedMover) -> CommandOutcome:
+        client = await nats.connect(url)
+        commands = await client.subscribe("kv.plans.commands")
+        await client.flush()
+        asked = asyncio.create_task(asyncio.to_thread(mover.carry_out, command))
+        heard = json.loads((await commands.next_msg(timeout=30)).data)
+        hello = {"type": "volumes", "producer": f"{9:016x}", "volumes": [volume]}
+        done = {"type": "outcome", "command_id": heard["command_id"], "results": [{"result": "copied"}]}
+        for message in (hello, done):
+            await client.publish("kv.plans.answers", json.dumps(message).encode())
+        outcome = await asked
+        await client.close()
+        return outcome
+
+    with nats_server(tmp_path / "nats") as server:
+        mover = PublishedMover("array", server.url("kv.plans"))
+        try:
+            outcome = asyncio.run(array(f"nats://127.0.0.1:{server.port}", mover))
+            assert outcome.outcomes[0].result is Result.COPIED
+            assert [each.descriptor.id for each in mover.stat().volumes] == ["fast"]
+        finally:
+            mover.close()

@@ -122,7 +122,10 @@ def test_shadow_finds_what_its_policy_would_have_and_goes_on_after_a_restart(tmp
             read_all(agent)
             view = used(reader, 4)
             told = render_metrics(running, reader).decode()
+            in_force = reader.policies()
         assert view.note == ""
+        assert in_force.policy == PolicySettings(admission="touch-3", hysteresis_s=0.0)
+        assert (in_force.eviction, in_force.shadows) == ("lru-leaf", ["same", "eager"])
         assert [policy.since_start.found for policy in view.policies] == [BLOCKS, BLOCKS, 3 * BLOCKS]
         assert [policy.since_start.precision for policy in view.policies] == [1.0, 1.0, 1.0]
         assert 'kvadvisor_policy_found_total{policy="eager"} 36.0' in told

@@ -89,4 +89,4 @@ class ShadowMachine(RuleBasedStateMachine):
 
 
 TestShadowMachine = ShadowMachine.TestCase
-TestShadowMachine.settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
+TestShadowMachine.settings = settings(max_examples=8, stateful_step_count=40, deadline=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from storage_agent.client import AgentClient
 from storage_agent.command_wire import CopyRequest, RefusedReply, decode_reply, encode
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import AgentUnreachable, CommandRefused, ServiceError
-from storage_agent.port import BlockKey, PutBlock, Result
+from storage_agent.port import BlockKey, CommandOutcome, PutBlock, Result
 from storage_agent.service import AgentService
 
 NAMESPACE = Namespace(tenant="t")
@@ -156,3 +156,32 @@ def test_closing_a_client_ends_the_request_that_waits() -> None:
             client.close()
             with pytest.raises(AgentUnreachable, match="closed"):
                 waiting.result()
+
+
+def test_a_command_that_is_stuck_keeps_only_those_on_its_blocks_waiting(tmp_path: Path) -> None:
+    entered, leaving = threading.Event(), threading.Event()
+
+    class StuckStore(StorageAgent):
+        def delete(
+            self, command_id: str, volume: str, keys: Sequence[BlockKey], *, term: int = 0
+        ) -> CommandOutcome:
+            if volume == "tape":
+                entered.set()
+                assert leaving.wait(60)
+            return super().delete(command_id, volume, keys, term=term)
+
+    with (
+        StuckStore("a", publisher=None, allowed_roots=[tmp_path]) as agent,
+        AgentService(agent, "tcp://127.0.0.1:*") as service,
+        AgentClient(service.command_url) as first,
+        AgentClient(service.command_url) as second,
+        AgentClient(service.command_url) as third,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        stuck = pool.submit(first.delete, "1", "tape", [key(1), key(2)])
+        assert entered.wait(60)
+        behind = pool.submit(second.delete, "2", "disk", [key(2), key(3)])
+        assert third.delete("3", "disk", [key(4)]).command_id == "3"
+        assert not behind.done()
+        leaving.set()
+        assert (stuck.result(60).command_id, behind.result(60).command_id) == ("1", "2")

@@ -13,7 +13,7 @@ from advisor.deletions import Deletion, DeletionState, Sweep, diagram
 from advisor.entries import DeletionStep, EntryKind, LogEntry, MoveStep, OperatorEntry, OutcomeBatch, Tick, VolumeEntry
 from advisor.fold import Fold
 from advisor.fold_state import export_state, restore_state
-from advisor.moves import MoveKind, MoveState
+from advisor.moves import MoveState
 from advisor.policies.instant_moves import PRODUCER, InstantFold
 from event_plane.schema import (
     RECORD_COUNT_MAX,
@@ -191,7 +191,16 @@ def test_what_nobody_has_is_asked_for_and_done(scope: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "scope", [{}, {"tenant": "a", "namespace_id": 1}, {"prefix": "ab"}, {"namespace_id": 1, "prefix": "no hash"}]
+    "scope",
+    [
+        {},
+        {"tenant": "a", "namespace_id": 1},
+        {"prefix": "ab"},
+        {"namespace_id": 1, "prefix": "no hash"},
+        {"namespace_id": 1, "prefix": "1" * 33},
+        {"namespace_id": 1, "prefix": "-1"},
+        {"tenant": "ü" * 129},
+    ],
 )
 def test_an_order_without_one_clear_scope_changes_nothing(scope: dict[str, Any]) -> None:
     fold = shelf()
@@ -213,18 +222,27 @@ def test_a_second_deletion_of_the_same_joins_the_first_and_after_its_end_is_one_
     assert fold.fold.skipped["operator action delete that cannot be"] == 2
 
 
-def test_a_refused_tenants_blocks_are_moved_nowhere_and_the_reason_is_said() -> None:
-    fold = shelf()
-    fold.order("d", tenant="acme")
-    fold.run("d")
-    fold.log(OperatorEntry("ann", "pause", "slow"))
-    fold.store("slow", [1], ACME)
-    for _ in range(3):
-        fold.use([1], ACME)
-    fold.log(OperatorEntry("ann", "resume", "slow"))
-    fold.fold.limits = fold.fold.limits  # the refusal is the table's, not the settings'
+@pytest.mark.parametrize(
+    ("scope", "words"),
+    [
+        ({"tenant": "acme"}, "tenant acme was deleted and is refused until it is enabled again"),
+        ({"namespace_id": ACME.namespace_id}, "it is being deleted, by d"),
+        ({"namespace_id": ACME.namespace_id, "prefix": "1"}, "it is being deleted, by d"),
+    ],
+)
+def test_no_move_brings_blocks_anywhere_that_are_to_go_and_the_reason_is_said(
+    scope: dict[str, Any], words: str
+) -> None:
+    fold = shelf(delete_moves_max=1)
+    for namespace in (ACME, FORGE):
+        fold.store("slow", [1, 2, 3], namespace)
+        for _ in range(3):
+            fold.use([1, 2, 3], namespace)
+    fold.order("d", **scope)
     fold.step()
-    assert not [move for move in fold.done if move.kind is MoveKind.PROMOTE]
+    assert fold.held(1, ACME) == ["slow"], "not its turn yet"
+    assert {note.key.sequence_hash for note in fold.fold.refusals if note.reason == words} == {1, 2}
+    assert [fold.held(h, FORGE) for h in (1, 2, 3)] == [["fast", "slow"]] * 3
 
 
 def test_a_block_that_comes_back_is_deleted_again_and_counted_until_the_tenant_is_enabled() -> None:

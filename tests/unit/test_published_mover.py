@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.movers.carriers import MoverUnusable
-from advisor.movers.messages import BadAnswer, PublishedOutcome, PublishedVolumes, decode_answer, outcome_of, stat_of
+from advisor.movers.messages import (
+    BadAnswer,
+    BlockResult,
+    EventBatch,
+    PublishedBlock,
+    PublishedCommand,
+    PublishedOutcome,
+    PublishedRefusal,
+    PublishedVolumes,
+    decode_answer,
+    outcome_of,
+    stat_of,
+)
 from advisor.movers.port import DeadlinePassed, MoveBlock, MoveCommand, Phase
 from advisor.movers.published import PublishedMover
 from advisor.moves import MoveKind
@@ -240,3 +253,12 @@ def test_any_message_is_an_answer_that_fits_or_is_refused(message: object) -> No
             assert len(outcome_of(answer, command()).outcomes) == 2
         elif isinstance(answer, PublishedVolumes):
             assert stat_of("array", answer).producer >= 0
+
+
+def test_every_field_of_the_messages_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "moves.md").read_text().split("### Published plans")[1].split("## ")[0]
+    for message in (
+        PublishedCommand, PublishedBlock, PublishedOutcome, BlockResult, EventBatch, PublishedRefusal, PublishedVolumes,
+    ):  # fmt: skip
+        for field in message.__struct_fields__:
+            assert f"`{field}`" in page, (message.__name__, field)

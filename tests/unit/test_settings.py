@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from advisor.errors import SettingsError
 from advisor.policies.limits import Limits
-from advisor.settings import AdvisorSettings, PolicySettings, load_settings, section_of
+from advisor.settings import AdvisorSettings, PolicySettings, ShadowSettings, load_settings, section_of
 
 FULL = """
 directory = "state"
@@ -253,6 +253,32 @@ def test_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes, words: st
     path.write_bytes(content)
     with pytest.raises(SettingsError, match=re.escape(str(path)) + " " + words):
         load_settings(path, {})
+
+
+def test_policy_version_names_every_package_that_a_policy_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("advisor.settings.policy_version", lambda name: f"of {name}")
+    shadows = [ShadowSettings(name=n, policy=PolicySettings(admission=n)) for n in ("touch-2", "touch-3", "always")]
+    settings = AdvisorSettings(directory=Path("d"), policy=PolicySettings(admission="touch-2"), shadow=tuple(shadows))
+    assert settings.policy_version == "of touch-2, of touch-3, of always"
+
+
+@pytest.mark.parametrize(
+    ("shadow", "sentence"),
+    [
+        ('name = "live"', "the policy that moves is called live: choose another name"),
+        ('name = "a"\nadmission = "touch-2"', "is no setting: the known ones are blocks_max, name, policy"),
+        ('name = "a"\npolicy.admission = "touch-9"', 'shadow[0].policy.admission = "touch-9"'),
+        ('name = "a"\n[[shadow]]\nname = "a"', "the name 'a' is given twice: rename one"),
+        ("\n[[shadow]]\n".join(f'name = "s{n}"' for n in range(5)), "5 shadows are named, 4 may run at a time"),
+    ],
+)
+def test_bad_shadow_is_one_sentence(tmp_path: Path, shadow: str, sentence: str) -> None:
+    path = tmp_path / "advisor.toml"
+    path.write_text(f'directory = "state"\n[[shadow]]\n{shadow}\n')
+    with pytest.raises(SettingsError) as caught:
+        load_settings(path, {})
+    (problem,) = caught.value.problems
+    assert sentence in problem
 
 
 def documented_keys(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
