@@ -72,7 +72,8 @@ def planned(
         ],
         {
             "admission": tiering.admission, "eviction": eviction or tiering.eviction,
-            "moves_per_block": tiering.budget or 0.0, "hysteresis_s": 0.0, "promote_moves_max": 65_536, "demote_moves_max": 65_536, "moves_open_max": 65_536,
+            "moves_per_block": tiering.budget or 0.0, "hysteresis_s": 0.0,
+            "promote_moves_max": 65_536, "demote_moves_max": 65_536, "moves_open_max": 65_536,
         },
     )  # fmt: skip
     for now_s, path in served:

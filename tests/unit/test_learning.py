@@ -119,7 +119,7 @@ def test_shadows_of_a_sample_keep_paths_and_their_size(monkeypatch: pytest.Monke
 def test_slots_that_change_hands_leave_shadows_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heat_book, "SLOTS", 64)
     fold = shelf()
-    serve(fold, 160)
+    serve(fold, 90)
     book = fold.fold.policies.book.notes
     for _, tier in tiers_of(fold):
         heap = tier.heap[: tier.counts[HEAPED]]
@@ -144,7 +144,7 @@ def _resumed(before: Fold, fold: InstantFold) -> Fold:
 @pytest.mark.parametrize("admission", ["hazard", "duel", "auto"])
 def test_what_was_learned_goes_on_from_a_checkpoint(admission: str) -> None:
     fold = shelf(admission=admission, moves_per_block=0.3)
-    serve(fold, 230)
+    serve(fold, 110)
     assert fold.fold.policies.learning.due_us > 0
     assert _resumed(fold.refolded(len(fold.entries) // 2), fold).digest() == fold.fold.digest()
 
