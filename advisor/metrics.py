@@ -110,8 +110,8 @@ class Metrics:
         self.policy_bounced = self._counter(
             "policy_bounced", "Moves of a block back to the fastest volume within 10 minutes.", "policy"
         )
-        self.policy_saved_seconds = self._counter(
-            "policy_saved_seconds", "Est. seconds that readers saved against the slowest volume.", "policy"
+        self.policy_saved_seconds = self._gauge(
+            "policy_saved_seconds", "Est. seconds that readers saved against the slowest volume so far.", "policy"
         )
         self.policy_left_out = self._counter("policy_left_out", "Blocks that a shadow had no room for.", "policy")
 

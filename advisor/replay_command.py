@@ -147,7 +147,13 @@ def replay(
         for name in policies:
             TraceReplay(name, capacities[0])
     jobs = _tier_jobs(
-        fast, admission, eviction, budget, save_moves=save_moves, conflict="--speed" if speed is not None else ""
+        fast,
+        admission,
+        eviction,
+        budget,
+        save_moves=save_moves,
+        by_priority=by_priority,
+        conflict="--speed" if speed is not None else "",
     )
     costs = require_costs(
         Costs(
@@ -240,6 +246,7 @@ def _tier_jobs(
     budgets: list[float] | None,
     *,
     save_moves: bool,
+    by_priority: bool,
     conflict: str,
 ) -> list[Tiering]:
     if fast:
@@ -252,7 +259,14 @@ def _tier_jobs(
             list(budgets or ()),
             save_moves=save_moves,
         )
-    for name, given in (("--admission", admissions), ("--eviction", evictions), ("--budget", budgets)):
+    of_two_tiers = {
+        "--admission": admissions,
+        "--eviction": evictions,
+        "--budget": budgets,
+        "--save-moves": save_moves,
+        "--by-priority": by_priority,
+    }
+    for name, given in of_two_tiers.items():
         if given:
             raise ReplayError(f"{name} is of two tiers: give --fast BLOCKS as well, the size of the fast one")
     return []

@@ -322,7 +322,8 @@ class PolicyFigures(View):
     found_share: float | None
     """None before the first use."""
     saved_s: float | None
-    """Est. seconds that readers saved against the slowest volume; None where no rates were known."""
+    """Est. seconds that readers saved against the slowest volume, below 0 where it reads faster than the others; None
+    where no rates were known."""
     moves: int
     """Of all kinds, carried out."""
     moved_bytes: int

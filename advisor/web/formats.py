@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from advisor.wording import duration_text
+
 NOTHING = "–"
 """Written where there is no value yet."""
 
@@ -107,6 +109,13 @@ def seconds(value: float | None) -> str:
     return f"{days} d {hours} h"
 
 
+def gain(value_s: float | None) -> str:
+    """A time that was saved, or lost: `210 ms`, `−3 s`."""
+    if value_s is None:
+        return NOTHING
+    return f"{'−' if value_s < 0 else ''}{duration_text(abs(value_s))}"
+
+
 def exact(value: int) -> str:
     """Every digit, in groups of three."""
     return f"{value:,}".replace(",", NARROW_SPACE)
@@ -137,6 +146,7 @@ FILTERS = {
     "percent": percent,
     "points": points,
     "seconds": seconds,
+    "gain": gain,
     "exact": exact,
     "clock": clock,
     "timestamp": timestamp,

@@ -27,6 +27,16 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "r.html"
 
 
+@pytest.fixture(scope="module")
+def two_tiers(replayed: Path) -> Path:
+    options = ["--fast", "30", "--fast", "90", "--admission", "touch-2", "--admission", "always", "--budget", "0.1"]
+    page = replayed.with_name("two.html")
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", str(replayed.with_name("t.jsonl")), *options, "--html", str(page)])
+    assert ended.value.code in (0, None)
+    return page
+
+
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
 def test_the_page_draws_by_itself_and_fits(chromium: Browser, replayed: Path, theme: str, width: int) -> None:
     page = chromium.new_page(
@@ -42,6 +52,16 @@ def test_the_page_draws_by_itself_and_fits(chromium: Browser, replayed: Path, th
     expect(page.locator(".chart .uplot").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert (said, asked) == ([], [replayed.as_uri()])
+    page.close()
+
+
+def test_a_page_of_two_tiers_draws_hits_by_bytes_by_size_and_over_time(chromium: Browser, two_tiers: Path) -> None:
+    page = chromium.new_page(viewport={"width": 390, "height": 900})
+    page.goto(two_tiers.as_uri())
+    expect(page.locator(".chart .uplot")).to_have_count(5)
+    for chart in ("moves", "capacity", "course"):
+        expect(page.locator(f"[id='0-{chart}'] .uplot")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.close()
 
 

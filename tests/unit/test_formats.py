@@ -59,6 +59,13 @@ def test_points(share: float | None, than: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (0.0, "0 ms"), (0.21, "210 ms"), (3.0, "3 s"), (-0.042, "−42 ms"), (-90, "−90 s")]
+)
+def test_gain(value: float | None, text: str) -> None:
+    assert formats.gain(value) == text
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [(None, "–"), (0.0, "0 s"), (0.42, "0.4 s"), (9.96, "10 s"), (41.2, "41 s"), (119.4, "119 s"), (120, "2 min"),
      (11_130, "3 h 5 min"), (187_300, "2 d 4 h")],

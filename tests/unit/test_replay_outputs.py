@@ -15,8 +15,10 @@ from advisor.caches import replay_cache
 from advisor.caches.distances import stack_distances
 from advisor.cli import main
 from advisor.replay_report import course_of
+from advisor.replay_tiers import found_over_time, tierings, timed_of
 from advisor.simulation.workload import TenantLoad, Workload
 from advisor.simulation.writing import write_simulation
+from advisor.tiers import Costs, replay_tiers
 from advisor.trace_pictures import COURSE_BINS, Part, picture_trace
 from advisor.traces import Trace, TraceRequests, load_trace
 from advisor.web.replay_page import script_json
@@ -155,6 +157,32 @@ def test_a_resume_that_cannot_be_is_told(
     run(file, *options, status=2)
     assert said in capsys.readouterr().err
     assert (tmp_path / "held.json").read_text() == "a letter to my aunt"
+
+
+@pytest.mark.parametrize("option", ["--save-moves", "--by-priority"])
+def test_what_is_of_two_tiers_is_refused_for_one(file: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    run(file, option, status=2)
+    assert f"{option} is of two tiers: give --fast" in capsys.readouterr().err
+
+
+def test_curves_over_time_of_two_tiers_add_up_to_the_hits_found(file: Path, trace: Trace) -> None:
+    jobs = tierings([60], ["touch-2", "always"], [], [0.1])
+    for job, found in found_over_time(trace, jobs).items():
+        fhit = replay_tiers(timed_of(trace, by_priority=False), job, Costs()).fhit
+        assert fhit == found.sum() / sum(trace.input_tokens) > 0
+
+
+def test_two_sizes_have_a_curve_against_size_and_the_middle_ones_a_curve_over_time(tmp_path: Path, file: Path) -> None:
+    options = ("--fast", "30", "--fast", "90", "--admission", "touch-2", "--budget", "0.1", "--budget", "1")
+    run(file, *options, "--json", tmp_path / "r.json", "--html", tmp_path / "r.html")
+    drawn = re.search(r'id="charts">(.*?)</script>', (tmp_path / "r.html").read_text(), re.S)
+    assert drawn is not None
+    charts = json.loads(drawn.group(1))
+    by_size = {(r["fast_blocks"], r["budget"]): r["fhit"] for r in results_of(tmp_path / "r.json")}
+    lines = {line["name"]: line for line in charts["0-capacity"]["lines"]}
+    assert lines["touch-2, lfuda-leaf, budget 0.1"]["values"] == [by_size[30, 0.1], by_size[90, 0.1]]
+    assert [line["name"] for line in charts["0-course"]["lines"]] == ["belady-leaf", "touch-2, lfuda-leaf"]
+    assert charts["0-course"]["says"].startswith("At 90 blocks, budget 1.")
 
 
 # -- pictures
