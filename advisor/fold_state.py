@@ -20,8 +20,8 @@ from advisor.snapshots import Chunk, PendingSnapshot
 from event_plane.schema import RECORD_DTYPE, Namespace
 
 STATE_VERSION = 4
-"""What is written. Older ones are read too: 1 knew no snapshots, 2 no policies that remember, 3 no volumes that are away
-no dry runs and no deletions."""
+"""What is written. Older ones are read too: 1 knew no snapshots, 2 no policies that remember, 3 no deletions, no dry
+runs and no volumes that are away."""
 
 
 class StateError(Exception):

@@ -29,7 +29,7 @@ from advisor.index import INDEX_FULL, BlockRow, IndexFault, Key
 from advisor.log_queries import LogQueries
 from advisor.moment import Moment, by_speed
 from advisor.moves import Move
-from advisor.policies.loading import LoadAdvice, advise_load
+from advisor.policies.loading import LoadAdvice, advise_load, namespace_of
 from advisor.service import AdvisorService
 from advisor.shadow_views import comparison_view, policies_view
 from advisor.views import (
@@ -303,11 +303,13 @@ class ServiceReader:
     ) -> LoadAdviceView:
         with self._service.lock:
             fold = self._service.fold
+            volumes = [volume.as_read() for volume in fold.volumes.values() if not volume.away]
             if namespace_id is None:
-                namespace_id = _longest_known(fold, hashes, tenant, group)
+                allowed = [each for each, n in fold.namespaces.items() if tenant is None or n.tenant == tenant]
+                namespace_id = namespace_of(fold.index, volumes, allowed, group, hashes)
             advice = advise_load(
                 fold.index,
-                [volume.as_read() for volume in fold.volumes.values() if not volume.away],
+                volumes,
                 namespace_id,
                 group,
                 hashes,
@@ -327,14 +329,6 @@ class ServiceReader:
             events=[event_view(entry) for entry in entries],
             next_position=entries[-1].position + 1 if more else None,
         )
-
-
-def _longest_known(fold: Fold, hashes: Sequence[int], tenant: str | None, group: int) -> int:
-    """The namespace that has the most of the leading blocks; 0 where none has the first."""
-    namespaces = [each for each, n in fold.namespaces.items() if tenant is None or n.tenant == tenant]
-    found = fold.index.match_many([(each, group, hashes) for each in namespaces])
-    best = max(zip(found, namespaces, strict=True), default=(0, 0))
-    return best[1] if best[0] else 0
 
 
 def _load_view(namespace_id: int, hashes: Sequence[int], advice: LoadAdvice) -> LoadAdviceView:

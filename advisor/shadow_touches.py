@@ -44,7 +44,7 @@ def _uses(blocks: Array, touches: Array, book: HeatBook, slots: Array, since_us:
     used since then, and once otherwise.
     """
     first_ms = (blocks["marks"].astype(np.int64) & FIRST_HIGH) << 32 | blocks["first_touch"].astype(np.int64)
-    noted = np.where(slots >= 0, book.notes["touches"][slots].astype(np.int64), touches - 1)
+    noted = np.where(slots >= 0, book.notes["counted"][slots].astype(np.int64), touches - 1)
     noted = np.where((noted > touches) | (first_ms >= since_us // 1000), 0, noted)
     uses: Array = np.maximum(touches - noted, 1)
     return uses

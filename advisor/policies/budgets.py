@@ -79,6 +79,33 @@ class Purse:
         if target.endurance_bytes_per_day > 0:
             self._endurance(target).level -= copied_bytes
 
+    def blocks_left(self, target: Volume, block_bytes: float) -> float:
+        """Promotions of blocks of that size that the budgets would pay for now; infinite where none is in force."""
+        size = max(1, int(block_bytes))
+        left = [self._filled(name, rate, need).level / need for name, rate, need, _ in self._rates(target, size)]
+        if self._limits.moves_per_block > 0:
+            left.append(self._buckets[PER_BLOCK].level)
+        if target.endurance_bytes_per_day > 0:
+            left.append(self._endurance(target).level / size)
+        return min(left, default=math.inf)
+
+    def allowance(self, target: Volume, block_bytes: float, blocks_seen: int, since_us: int) -> tuple[float, float]:
+        """Blocks that may have come to a volume since `since_us`, when so many were seen first, and the largest burst.
+
+        `block_bytes`: of one block. Both are infinite where no limit is in force.
+        """
+        limits, own = self._limits, self._limits.budget_of(target.volume_id)
+        moves = [limits.moves_per_s, own.moves_per_s if own is not None else 0.0]
+        sizes = [
+            limits.bytes_per_s, own.bytes_per_s if own is not None else 0.0, target.endurance_bytes_per_day / DAY_S
+        ]  # fmt: skip
+        rates = [rate for rate in moves if rate > 0] + [rate / max(1.0, block_bytes) for rate in sizes if rate > 0]
+        elapsed_s = max(0, self._now_us - since_us) / 1e6
+        earned = [rate * elapsed_s for rate in rates]
+        if limits.moves_per_block > 0:
+            earned.append(blocks_seen * limits.moves_per_block)
+        return min(earned, default=math.inf), min((_burst(rate, 0.0) for rate in rates), default=math.inf)
+
     def is_tight(self) -> bool:
         """Some limit that is in force lets fewer than a burst's half through now."""
         if self._limits.moves_per_block > 0 and self._buckets[PER_BLOCK].level < BUCKET_START_BLOCKS / 2:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -38,25 +39,62 @@ class Ageing(msgspec.Struct):
     """ARC: how many blocks of one touch to keep."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Residents:
-    """Blocks of a volume in columns. `notes` are the book's, those without one hold zeros."""
+    """Blocks of a volume in columns, each made when an eviction asks for it. The caller holds the index's lock."""
 
+    index: ArrayIndex
+    book: HeatBook
+    place: int
     rows: Array
-    notes: Array
     slots: Array
-    depths: Array
-    touches: Array
-    uses: Array
-    sizes: Array
-    last_ms: Array
-    scores: Array
     capacity: int
+
+    @cached_property
+    def notes(self) -> Array:
+        """The book's; those without one hold zeros."""
+        notes = self.book.notes[self.slots]
+        notes[self.slots < 0] = np.zeros((), notes.dtype)
+        return notes
+
+    @cached_property
+    def depths(self) -> Array:
+        return self.index.tables.blocks["depth"][self.rows].astype(np.int64)
+
+    @cached_property
+    def touches(self) -> Array:
+        return self.index.tables.blocks["touches"][self.rows].astype(np.int64)
+
+    @cached_property
+    def _placed(self) -> tuple[Array, Array]:
+        uses, sizes = np.empty(len(self.rows), np.int64), np.empty(len(self.rows), np.int64)
+        placed_columns(self.index.tables.blocks, self.index.tables.placements, self.rows, self.place, uses, sizes)
+        return uses, sizes
+
+    @property
+    def uses(self) -> Array:
+        return self._placed[0]
+
+    @property
+    def sizes(self) -> Array:
+        return self._placed[1]
+
+    @cached_property
+    def last_ms(self) -> Array:
+        return last_touch_ms(self.index, self.rows)
+
+    @property
+    def scores(self) -> Array:
+        return self.book.scores(self.index, self.rows, self.slots)
+
+    @property
+    def worths(self) -> Array:
+        return self.book.worths(self.slots)
 
     @property
     def accessed(self) -> Array:
         """Since an eviction last looked at them."""
-        return self.touches > self.notes["seen_touches"]
+        return self.notes["touches"] > self.notes["seen_touches"]
 
     @property
     def entered(self) -> Array:
@@ -68,16 +106,7 @@ def residents(index: ArrayIndex, place: int, book: HeatBook, capacity: int) -> R
     """The caller holds the index's lock."""
     count = min(index.place_figures(place).blocks, RESIDENTS_MAX)
     rows = np.array(index.coldest(place, count), np.int32)
-    blocks = index.tables.blocks
-    slots = book.of(index, rows)
-    notes = book.notes[slots]
-    notes[slots < 0] = np.zeros((), notes.dtype)
-    uses, sizes = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-    placed_columns(blocks, index.tables.placements, rows, place, uses, sizes)
-    return Residents(
-        rows, notes, slots, blocks["depth"][rows].astype(np.int64), blocks["touches"][rows].astype(np.int64), uses,
-        sizes, last_touch_ms(index, rows), book.scores(index, rows, slots), capacity,
-    )  # fmt: skip
+    return Residents(index, book, place, rows, book.of(index, rows), capacity)
 
 
 def _ranks(*keys: Array) -> Array:
@@ -97,6 +126,10 @@ def _lfuda(r: Residents, _: Ageing) -> Array:
 
 def _value(r: Residents, _: Ageing) -> Array:
     return r.scores
+
+
+def _worth(r: Residents, _: Ageing) -> Array:
+    return r.worths
 
 
 def _gdsf(r: Residents, _: Ageing) -> Array:
@@ -174,19 +207,21 @@ def _age_greedy(book: HeatBook, slot: int, ageing: Ageing, capacity: int) -> Non
 def _move_hand(book: HeatBook, slot: int, ageing: Ageing, capacity: int) -> None:
     """Those that the hand passed on its way are not used since."""
     notes, entered = book.notes, int(book.notes["entered_turn"][slot])
-    passed = (notes["entered_turn"] > ageing.hand) & (notes["entered_turn"] < entered)
+    ahead, before = notes["entered_turn"] > ageing.hand, notes["entered_turn"] < entered
+    passed = ahead & before if entered > ageing.hand else ahead | before
     notes["seen_touches"][passed] = notes["touches"][passed]
     ageing.hand = entered
 
 
 def _prove_older(book: HeatBook, slot: int, ageing: Ageing, capacity: int) -> None:
-    """Those of the small queue that came before the one that leaves and were used go to the main queue."""
+    """Those of its queue that came before the one that leaves and were used enter the main queue again, last."""
     notes, entered = book.notes, int(book.notes["entered_turn"][slot])
-    if notes["region"][slot] == FIRST:
-        used = (notes["region"] == FIRST) & (notes["touches"] > notes["seen_touches"])
-        passed = used & (notes["entered_turn"] > 0) & (notes["entered_turn"] < entered)
-        notes["region"][passed] = PROVEN
-        notes["seen_touches"][passed] = notes["touches"][passed]
+    used = (notes["region"] == notes["region"][slot]) & (notes["touches"] > notes["seen_touches"])
+    passed = np.flatnonzero(used & (notes["entered_turn"] > 0) & (notes["entered_turn"] < entered))
+    for again in passed[np.argsort(notes["entered_turn"][passed], kind="stable")].tolist():
+        notes["region"][again] = PROVEN
+        notes["seen_touches"][again] = notes["touches"][again]
+        notes["entered_turn"][again] = book.next_turn()
 
 
 Mark = Callable[[HeatBook, int, Ageing, int], None]
@@ -214,6 +249,7 @@ EVICTIONS: dict[str, Eviction] = {
     "lfu": Eviction(None, "lfu"),
     "lfuda-leaf": Eviction(_lfuda, rule=LFUDA_LEAF, leave=_age_lfuda),
     "value": Eviction(_value, rule=VALUE),
+    "worth": Eviction(_worth, rule=VALUE),
     "gdsf": Eviction(_gdsf, rule=GREEDY, leave=_age_greedy),
     "length-aware": Eviction(_length_aware),
     "sieve": Eviction(_sieve, leave=_move_hand, by_entry=True),
@@ -225,11 +261,11 @@ EVICTIONS: dict[str, Eviction] = {
 
 def in_order(
     index: ArrayIndex, place: int, eviction: Eviction, book: HeatBook, ageing: Ageing, capacity: int
-) -> Iterator[int]:
+) -> Iterable[int]:
     """Rows of a volume in the order in which they leave. The caller holds the index's lock until it is done."""
     if eviction.keys is None:
-        yield from index.every_leaf_first(place)
-        return
+        return index.every_leaf_first(place)
     r = residents(index, place, book, capacity)
     keys = np.array(eviction.keys(r, ageing), np.float64)
-    yield from book.leaves_first(index, r.rows, keys).tolist()
+    ordered: list[int] = book.leaves_first(index, r.rows, keys).tolist()
+    return ordered

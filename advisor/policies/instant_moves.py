@@ -120,26 +120,37 @@ class InstantFold:
         """Plan, and carry out all of it. Returns the moves."""
         self.log(Tick(now_us))
         moves = list(self.fold.moves.open.values())
-        for move in moves:
-            self._carry_out(move)
+        for kind in STEPS:
+            self._carry_out([move for move in moves if move.kind is kind])
         self.done += moves
         return moves
 
-    def _carry_out(self, move: Move) -> None:
-        namespace = self.fold.namespaces[move.key.namespace_id]
-        h = move.key.sequence_hash
-        for trigger in STEPS[move.kind]:
+    def _carry_out(self, moves: Sequence[Move]) -> None:
+        """Of one kind, a step at a time."""
+        if not moves:
+            return
+        for trigger in STEPS[moves[0].kind]:
             if trigger == "begin":
-                block = self.block(h, namespace)
-                assert block is not None
-                parent = self.fold.index.block(block.parent).key.sequence_hash if block.parent >= 0 else 0
-                store = self.event(
-                    EventType.STORE, move.target, h, namespace, parent, size=move.block_bytes, flags=RecordFlag.COPY
-                )
-                self.send([store])
+                self.send([self._stored(move) for move in moves])
             if trigger == "free":
-                self.send([self.event(EventType.REMOVE, move.source, h, namespace)])
-            self.log(MoveStep(trigger, [move.move_id]))
+                self.send(
+                    [
+                        self.event(
+                            EventType.REMOVE, m.source, m.key.sequence_hash, self.fold.namespaces[m.key.namespace_id]
+                        )
+                        for m in moves
+                    ]
+                )
+            self.log(MoveStep(trigger, [move.move_id for move in moves]))
+
+    def _stored(self, move: Move) -> EventRecord:
+        namespace, h = self.fold.namespaces[move.key.namespace_id], move.key.sequence_hash
+        block = self.block(h, namespace)
+        assert block is not None
+        parent = self.fold.index.block(block.parent).key.sequence_hash if block.parent >= 0 else 0
+        return self.event(
+            EventType.STORE, move.target, h, namespace, parent, size=move.block_bytes, flags=RecordFlag.COPY
+        )
 
     def refolded(self, through: int | None = None) -> Fold:
         """The entries, or the first `through`, folded by a fresh fold."""

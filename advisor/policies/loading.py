@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from advisor.policies.rules.noting import placed_columns
 from advisor.wording import bytes_text, duration_text
 
 LOW_64 = (1 << 64) - 1
+NAMESPACES_MAX = 64
 
 
 class BlockAdvice(NamedTuple):
@@ -61,6 +63,22 @@ def advise_load(
     blocks = [_of_block(stored, at < count, compute_s) for at, stored in enumerate(run)]
     blocks += [BlockAdvice(False, "", compute_s, _absent(at, len(run))) for at in range(len(run), len(hashes))]
     return LoadAdvice(blocks, first_s, total_s, _why(run, count, len(hashes), first_s, total_s, compute_s))
+
+
+def namespace_of(
+    index: ArrayIndex, volumes: Sequence[Volume], namespace_ids: Sequence[int], group: int, hashes: Sequence[int]
+) -> int:
+    """Of these namespaces the one with the most leading blocks on volumes, then anywhere; 0: none has the first block.
+
+    Of those that have the first block the `NAMESPACES_MAX` with the longest match anywhere are looked at.
+    """
+    ordered = sorted(volumes, key=lambda v: v.order)
+    with index.lock:
+        found = index.match_many([(each, group, hashes[:1]) for each in namespace_ids])
+        having = [each for each, count in zip(namespace_ids, found, strict=True) if count]
+        longest = index.match_many([(each, group, hashes) for each in having])
+        best = heapq.nlargest(NAMESPACES_MAX, zip(longest, having, strict=True))
+        return max(((len(_run(index, ordered, n, group, hashes)), m, n) for m, n in best), default=(0, 0, 0))[2]
 
 
 def _run(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from advisor.index import BlockRow
+from advisor.policies.rules.worth import MARGIN
 
 
 class Scene(NamedTuple):
@@ -26,6 +27,10 @@ class Scene(NamedTuple):
     """A budget is nearly spent."""
     leading_touches: int = 2
     """The threshold that leads the duel, for a policy that duels."""
+    leader: int = 0
+    """The arm that leads, by `admission.ARMS`, for a policy of several."""
+    least: float = MARGIN
+    """What a block must be worth to come."""
 
 
 class Candidate(NamedTuple):
@@ -46,6 +51,8 @@ class Candidate(NamedTuple):
     """Between its last two touches; 0 before the second."""
     out_turn: int
     """The turn at which it was last kept out; 0 never."""
+    worth: float = 0.0
+    """Uses to come, each less by e for each horizon, a quarter of the time that blocks stay; 0: nothing is learned."""
 
 
 class Verdict(NamedTuple):

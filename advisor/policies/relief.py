@@ -53,6 +53,8 @@ class Leavers:
         self._rows = sight.index.every_leaf_first(volume.place) if by_age else sight.leaving(volume)
         self._held: set[int] = set()
         self._peeked: BlockRow | None = None
+        self.keeps = False
+        """The one that leaves first stays for now: the last block that was to come is worth less."""
 
     def peek(self) -> BlockRow | None:
         """The next one, which stays the next one as long as nothing comes to rely on it."""

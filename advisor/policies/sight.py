@@ -56,6 +56,7 @@ class Sight:
         self._held_by: dict[tuple[str, str], list[int]] = {}
         """By tenant and volume: blocks and bytes, of those with a quota."""
         self._counted: set[str] = set()
+        self._leaving: dict[str, list[int]] = {}
         self.needed: set[int] = set()
         """Rows of parents that a proposal relies on."""
         self.rises: dict[int, int] = {}
@@ -79,9 +80,20 @@ class Sight:
         return self._eviction
 
     def leaving(self, volume: Volume) -> Iterator[int]:
-        ageing = self.state.ageing_of(volume.volume_id)
-        eviction = self.eviction_of(volume)
-        return in_order(self.index, volume.place, eviction, self.state.book, ageing, volume.capacity_blocks)
+        """Rows in the order in which they leave, as it was when this plan first asked."""
+        if volume.volume_id not in self._leaving:
+            ageing = self.state.ageing_of(volume.volume_id)
+            eviction = self.eviction_of(volume)
+            rows = in_order(self.index, volume.place, eviction, self.state.book, ageing, volume.capacity_blocks)
+            if not isinstance(rows, list):
+                return iter(rows)
+            self._leaving[volume.volume_id] = rows
+        return iter(self._leaving[volume.volume_id])
+
+    def mean_bytes(self, volume: Volume) -> float:
+        """Of a block there; 0 where there is none."""
+        blocks, block_bytes, _ = self.index.place_figures(volume.place)
+        return block_bytes / max(1, blocks)
 
     def heat(self, score: float) -> float:
         """Touches that have not faded yet."""
@@ -192,6 +204,7 @@ class Sight:
         if kind is MoveKind.PROMOTE:
             assert target is not None
             self.needed.add(block.parent)
+            self.state.promoted += target is self.ordered[0]
             self._enter(slot, target)
         else:
             self.occupied[source.volume_id] -= 1
@@ -217,3 +230,5 @@ class Sight:
         self.eviction_of(source).leave(book, slot, self.state.ageing_of(source.volume_id), source.slots_high)
         note.dropped_s, note.dropped_turn = self.now_s, book.turn
         note.dropped_heat = self.heat(float(note.score))
+        if source is self.ordered[0]:
+            note.entered_turn = 0

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from advisor.index import ArrayIndex, IndexFault, Key
 from advisor.policies.budgets import Bucket
-from advisor.policies.duelling import Duel, SavedDuel
 from advisor.policies.eviction import Ageing
 from advisor.policies.heat_book import HeatBook
+from advisor.policies.learning import Learning, SavedLearning
 
 WAITING_MAX = 1 << 16
 """Blocks that wait for a batch. Past it the newest do not wait."""
@@ -29,7 +29,9 @@ class SavedPolicies(msgspec.Struct):
     used: bytes = b""
     notes: bytes = b""
     counts: bytes = b"\0" * 24
-    duel: SavedDuel = msgspec.field(default_factory=SavedDuel)
+    learning: SavedLearning = msgspec.field(default_factory=SavedLearning)
+    promoted: int = 0
+    planned_us: int = 0
 
 
 class PolicyState:
@@ -37,7 +39,11 @@ class PolicyState:
 
     def __init__(self) -> None:
         self.book = HeatBook()
-        self.duel = Duel()
+        self.learning = Learning(self.book)
+        self.promoted = 0
+        """Promotions to the fastest volume so far."""
+        self.planned_us = 0
+        """The time of the last plan."""
         self.buckets: dict[str, Bucket] = {}
         """Budgets, by what they limit."""
         self.ageing: dict[str, Ageing] = {}
@@ -59,7 +65,10 @@ class PolicyState:
     def saved(self) -> SavedPolicies:
         used, notes, counts = self.book.saved()
         waiting = np.array(list(self.waiting), "<i8").tobytes()
-        return SavedPolicies(self.buckets, self.ageing, waiting, self.due_us, used, notes, counts, self.duel.saved())
+        return SavedPolicies(
+            self.buckets, self.ageing, waiting, self.due_us, used, notes, counts, self.learning.saved(), self.promoted,
+            self.planned_us,
+        )  # fmt: skip
 
     def restore(self, saved: SavedPolicies) -> None:
         """Raises `ValueError` for bytes that are none of `saved`."""
@@ -68,18 +77,18 @@ class PolicyState:
         rows: npt.NDArray[Any] = np.frombuffer(saved.waiting, "<i8")
         self.waiting = dict.fromkeys(rows.tolist())
         self.due_us = saved.due_us
-        self.duel.restore(saved.duel)
+        self.promoted, self.planned_us = saved.promoted, saved.planned_us
         self.book.restore(saved.used, saved.notes, saved.counts)
+        self.learning.restore(saved.learning)
 
     def described(self, index: ArrayIndex) -> list[Any]:
         """For a digest: no row numbers."""
-        used, notes, counts = self.book.saved()
         waiting = sorted(f"{k.namespace_id:x} {k.group} {k.sequence_hash:x}" for k in _keys(index, self.waiting))
         return [
             [[name, b.level, b.filled_us] for name, b in sorted(self.buckets.items())],
             [[name, a.inflation, a.hand, a.target] for name, a in sorted(self.ageing.items())],
-            [waiting, self.due_us, used, notes, counts],
-            self.duel.described(),
+            [waiting, self.due_us, *self.book.described(), self.promoted, self.planned_us],
+            self.learning.saved(),
         ]
 
 

@@ -13,9 +13,11 @@ import numpy as np
 
 from advisor.index import ArrayIndex, BlockRow
 from advisor.moves import MoveTable
+from advisor.policies.admission import arms_of
 from advisor.policies.budgets import Purse
 from advisor.policies.limits import Limits
 from advisor.policies.plan import Plan, Proposal, Volume
+from advisor.policies.policy import Policy
 from advisor.policies.promotion import promote
 from advisor.policies.registry import eviction_of, policy_named
 from advisor.policies.relief import expire, relieve
@@ -53,21 +55,33 @@ def plan_moves(
     with index.lock:
         planned = sum(1 for move in moves.open.values() if not move.deletion)
         purse = Purse(limits, planned, state.buckets, now_us)
-        inflation = state.ageing_of(ordered[0].volume_id).inflation if ordered else 0.0
-        slots = state.book.note(index, rows, eviction.rule, inflation)
+        slots, given = state.book.note(index, rows)
         purse.earn(state.book.first_seen)
-        if ordered and policy.duels:
-            notes, roots = state.book.notes[slots], int((index.tables.blocks["depth"][rows] == 0).sum())
-            state.duel.touch(notes["tag"].tolist(), notes["touches"].tolist(), roots, ordered[0].slots_high)
+        if ordered:
+            _prepare(index, ordered[0], policy, purse, state, now_us)
+        state.learning.lose(given)
+        inflation = state.ageing_of(ordered[0].volume_id).inflation if ordered else 0.0
+        first_us = state.learning.hear(index, rows, slots, eviction.rule, inflation)
         sight = Sight(index, ordered, moves, limits, now_us, state, namespaces or {}, eviction, purse, kept_out)
         for order in orders:
             sight.take_order(order)
-        state.wait(rows.tolist())
         for volume in ordered:
             expire(sight, volume)
             relieve(sight, volume)
         if len(ordered) > 1:
-            promote(sight, policy, pinned=set(rows.tolist()))
+            promote(sight, policy, rows, slots, first_us)
         else:
             state.waiting.clear()
+        state.planned_us = now_us
     return sight.plan
+
+
+def _prepare(
+    index: ArrayIndex, fast: Volume, policy: Policy, purse: Purse, state: PolicyState, now_us: int
+) -> None:
+    """Tell what learns which arms there are, and what their budgets let through since the last plan."""
+    arms, start = arms_of(policy)
+    state.learning.prepare(arms, start, max(1, fast.slots_high))
+    blocks, block_bytes, _ = index.place_figures(fast.place)
+    allowed = purse.allowance(fast, block_bytes / max(1, blocks), state.book.first_seen, state.planned_us or now_us)
+    state.learning.earn(*allowed)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from advisor.policies.instant_moves import InstantFold
+from advisor.policies.rules.duel import TURN_REQUESTS
+from advisor.policies.state import PolicyState
 from event_plane.schema import Namespace
 
 
@@ -17,6 +21,9 @@ def warm() -> None:
     fold = InstantFold(volumes, {"admission": "auto", "eviction": "lfuda-leaf", "quotas": quotas}, blocks_max=256)
     for at in range(1, 9):
         fold.store("slow", [10 * at, 10 * at + 1], tenant)
-        fold.use([10 * at, 10 * at + 1], tenant)
-        fold.use([10 * at, 10 * at + 1], tenant)
-        fold.tick(at * 1_000_000)
+        for _ in range(TURN_REQUESTS // 8):
+            fold.use([10 * at, 10 * at + 1], tenant)
+        fold.tick(at * 6_000_000)
+    state = fold.fold.policies
+    state.learning.lose(np.zeros(1, np.int64))
+    PolicyState().restore(state.saved())

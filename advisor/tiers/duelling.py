@@ -151,7 +151,7 @@ def learning(
 ) -> None:
     """`margin`: the uses that a move by worth must bring. `duel.allowed` with one arm only: no shadows.
 
-    `ranking`, `is_ranking` and `waiting` are scratch, by block. `order` numbers all blocks, parents first.
+    `ranking`, `is_ranking` and `waiting` are scratch, by block. `order` is their numbers.
     """
     duels = duel.allowed & (duel.allowed - 1) != 0
     learns = duel.allowed >> BY_WORTH & 1 != 0 or tier.rule == VALUE

@@ -91,9 +91,9 @@ def learn_uses(t: TimedTrace, r: int, first: int, end: int, run: int, heat: Heat
 def learn_ages(
     t: TimedTrace, heat: Heat, learned: Learned, order: Array, capacity: int, moves: int, r: int, now_s: float
 ) -> None:
-    """Count what went unused since the last time, make the tables again, and the worth of the blocks in `order`.
+    """Count what went unused since the last time, make the tables again, and the worth of the blocks in `order`: a
+    parent's is at least its child's.
 
-    A block comes after its parent there.
 
     The horizon is a share of the time that a block stays: the capacity over the rate of moves into it.
     """
@@ -116,11 +116,12 @@ def learn_ages(
         revalue(learned.hits, learned.exposure, learned.values, learned.levels[HORIZON_S])
     for block in order:
         learned.worth[block] = value_at(learned.values, learned.classes[block], now_s - heat.last_s[block])
-    for at in range(len(order) - 1, -1, -1):
-        block = order[at]
+    for block in order:
+        least = learned.worth[block]
         parent = t.parents[block]
-        if parent >= 0:
-            learned.worth[parent] = max(learned.worth[parent], learned.worth[block])
+        while parent >= 0 and learned.worth[parent] < least:
+            learned.worth[parent] = least
+            parent = t.parents[parent]
 
 
 @inlined

@@ -62,15 +62,18 @@ def replayed(served: list[tuple[float, list[int]]], tiering: Tiering) -> tuple[s
     return {names[i] for i in np.flatnonzero(run.tier.present)}, int(run.tier.counts[MOVES])
 
 
-def planned(served: list[tuple[float, list[int]]], tiering: Tiering) -> tuple[set[int], int]:
+def planned(
+    served: list[tuple[float, list[int]]], tiering: Tiering, eviction: str | None = None
+) -> tuple[set[int], int]:
     fold = InstantFold(
         [
             {"id": "fast", "speed_rank": 0, "capacity_blocks": 100, **WATERMARKS},
             {"id": "slow", "speed_rank": 1, "capacity_blocks": 4_096},
         ],
         {
-            "admission": tiering.admission, "eviction": tiering.eviction, "moves_per_block": tiering.budget or 0.0,
-            "hysteresis_s": 0.0, "promote_moves_max": 65_536, "demote_moves_max": 65_536, "moves_open_max": 65_536,
+            "admission": tiering.admission, "eviction": eviction or tiering.eviction,
+            "moves_per_block": tiering.budget or 0.0, "hysteresis_s": 0.0,
+            "promote_moves_max": 65_536, "demote_moves_max": 65_536, "moves_open_max": 65_536,
         },
     )  # fmt: skip
     for now_s, path in served:
@@ -104,3 +107,23 @@ def test_same_requests_same_moves(
     present, moves = replayed(served, tiering)
     assert moves > 3 * FAST_BLOCKS // 2, "the trace makes the tier change"
     assert planned(served, tiering) == (present, moves)
+
+
+@pytest.mark.parametrize(("admission", "budget"), [("duel", None), ("auto", None), ("auto", 0.2)])
+def test_same_requests_same_moves_where_arms_duel(admission: str, budget: float | None) -> None:
+    served = sessions(seed=3, requests=300)
+    tiering = Tiering(admission, "value", FAST_BLOCKS, budget)
+    present, moves = replayed(served, tiering)
+    assert moves > 3 * FAST_BLOCKS // 2
+    assert planned(served, tiering, "worth") == (present, moves)
+
+
+@pytest.mark.parametrize("budget", [None, 0.2])
+def test_worth_alone_moves_nearly_the_same(budget: float | None) -> None:
+    """Of blocks that are worth the same, another one may leave first."""
+    served = sessions(seed=3, requests=150)
+    tiering = Tiering("hazard", "value", FAST_BLOCKS, budget)
+    present, moves = replayed(served, tiering)
+    live_present, live_moves = planned(served, tiering, "worth")
+    assert live_moves == pytest.approx(moves, rel=0.1)
+    assert len(live_present & present) >= 0.8 * FAST_BLOCKS

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from advisor.entries import Measurement
 from advisor.policies.instant_moves import InstantFold
-from advisor.policies.loading import LoadAdvice, advise_load
+from advisor.policies.loading import LoadAdvice, advise_load, namespace_of
 from advisor.reader import ServiceReader
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings
-from event_plane.schema import Namespace
+from event_plane.schema import EventType, Namespace, RecordFlag
 
 TENANT = Namespace(tenant="acme")
 BYTES = 1_000_000
@@ -112,3 +113,23 @@ def test_service_answers_for_the_namespace_that_has_the_blocks_at_the_rate_measu
     assert (other.load_blocks, other.blocks[0].volume) == (1, "slow")
     nobody = reader.load_advice([77], block_tokens=100, tenant="harbor")
     assert (nobody.namespace_id, nobody.load_blocks) == ("", 0)
+
+
+def test_hashes_alone_are_those_of_the_namespace_with_the_most_on_volumes() -> None:
+    fold = shelf()
+    for tenant in ("forge", "harbor"):
+        elsewhere = Namespace(tenant=tenant)
+        fold.store("slow", [1], elsewhere, size=BYTES)
+        fold.send(
+            [fold.event(EventType.STORE, "slow", h, elsewhere, h - 1, flags=RecordFlag.COPY) for h in range(2, 12)]
+        )
+        fold.send([fold.event(EventType.REMOVE, "slow", h, elsewhere) for h in range(2, 12)])
+        gpu = [replace(fold.event(EventType.STORE, "slow", h, elsewhere, h - 1), tier=1) for h in range(1, 12)]
+        fold.send(gpu)
+    volumes = [volume.as_planned() for volume in fold.fold.volumes.values()]
+    asked = list(range(1, 12))
+    known = list(fold.fold.namespaces)
+    assert namespace_of(fold.fold.index, volumes, known, 0, asked) == TENANT.namespace_id
+    assert namespace_of(fold.fold.index, volumes, known, 0, [99, 1]) == 0
+    harbor = Namespace(tenant="harbor").namespace_id
+    assert namespace_of(fold.fold.index, volumes, [harbor], 0, asked) == harbor

@@ -175,9 +175,11 @@ def test_tenant_barred_from_the_fastest_gets_the_next() -> None:
 
 @pytest.mark.parametrize("admission", ["auto", "duel", "ranked", "touch-2", "touch-3"])
 def test_scan_leaves_what_is_used(admission: str) -> None:
+    """Where single uses were seen before: what learns takes the first blocks it sees for ones that come back."""
     fold = shelf({"capacity_blocks": 24}, admission=admission)
     for at in range(1, 12):
         heat(fold, range(1, 16), uses=1)
+        heat(fold, range(500 + 8 * at, 508 + 8 * at), uses=1)
         fold.tick(at * 10 * SECOND)
     hot = [h for h in range(1, 16) if fold.fastest(h, ACME) == "fast"]
     assert len(hot) == 15

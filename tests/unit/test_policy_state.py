@@ -14,8 +14,11 @@ from advisor.index import ArrayIndex
 from advisor.policies import heat_book
 from advisor.policies.heat_book import HeatBook
 from advisor.policies.instant_moves import InstantFold
+from advisor.policies.learning import Learning
 from advisor.policies.registry import POLICY_VERSION
+from advisor.policies.rules.eviction import LRU_LEAF
 from advisor.policies.rules.noting import NOTES
+from advisor.tiers.duelling import RANKED
 from event_plane.schema import Namespace
 
 ACME = Namespace(tenant="acme")
@@ -75,6 +78,8 @@ def test_book_keeps_the_hottest_of_a_full_set(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(heat_book, "SLOTS", 8)
     fold = InstantFold([{"id": "slow", "capacity_blocks": 1_000}], {}, blocks_max=256)
     book = HeatBook()
+    learning = Learning(book)
+    learning.prepare(arms=0b111111, start=RANKED, room=4)
     assert len(book.notes) == 8
     fold.store("slow", [1], ACME)
     for _ in range(5):
@@ -83,7 +88,9 @@ def test_book_keeps_the_hottest_of_a_full_set(monkeypatch: pytest.MonkeyPatch) -
         fold.store("slow", [h], ACME)
         fold.use([h], ACME)
         rows = np.array(fold.fold.index.touched_since_drain(), np.int32)
-        book.note(fold.fold.index, rows, 1, 0.0)
+        slots, given = book.note(fold.fold.index, rows)
+        learning.lose(given)
+        learning.hear(fold.fold.index, rows, slots, LRU_LEAF, 0.0)
     block = fold.block(1, ACME)
     assert block is not None
     slot = book.slot(fold.fold.index, block.row)
