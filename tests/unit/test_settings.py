@@ -164,7 +164,7 @@ def test_settings_are_frozen(config: Path) -> None:
         (
             "[policy]\neviction='mru'",
             "policy.eviction = \"mru\" in {path} cannot be used: choose one of auto, lru, lru-leaf, lfu, "
-            "lfuda-leaf, value, gdsf, length-aware, sieve, s3-fifo, 2q, arc",
+            "lfuda-leaf, value, worth, gdsf, length-aware, sieve, s3-fifo, 2q, arc",
         ),
     ],
 )
