@@ -74,7 +74,7 @@ def serve(settings: AgentSettings, closing: ExitStack) -> AgentService:
     )
     closing.callback(publisher.close)
     if settings.state_folder is not None and settings.state_folder not in settings.allowed_roots:
-        # A root is not made: it may be the place of a file system that is not mounted. A failure is told at the first write.
+        # A root is not made: a file system may belong there. What cannot be made is told at the first write.
         with suppress(OSError):
             settings.state_folder.mkdir(exist_ok=True)
     storage = closing.enter_context(
