@@ -65,10 +65,15 @@ def bench(
             raise BenchError(f"{json_out} cannot be written ({fault.strerror}): choose another place") from fault
 
 
+TAKEN_BY = {"workers": "core", "shared_data": "policies"}
+"""Which benchmark has an option."""
+
+
 def _taking(name: str, run: Bench, given: Iterable[str]) -> Callable[..., list[Figure]]:
     for option in given:
         if option not in signature(run).parameters:
-            raise BenchError(f"benchmark {name!r} takes no --{option.replace('_', '-')}: leave it out")
+            flag = f"--{option.replace('_', '-')}"
+            raise BenchError(f"benchmark {name!r} takes no {flag}: leave it out, or choose {TAKEN_BY[option]}")
     return run
 
 

@@ -202,7 +202,7 @@ class HookThread(threading.Thread):
             method, happening = waiting
             try:
                 getattr(self._hook, method)(happening)
-            except Exception as fault:  # noqa: BLE001 -- another's code: its faults are counted and never ours
+            except (Exception, SystemExit) as fault:  # noqa: BLE001 -- another's code: its faults are counted and never ours
                 self.figures.failures += 1
                 self.figures.last_failure = f"{type(fault).__name__}: {fault}"
                 self._say("a hook failed", fault)

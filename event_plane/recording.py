@@ -36,6 +36,7 @@ TIMESTAMP_MS_MAX: Final = 10**14
 TRACE_BLOCK_TOKENS: Final = 512
 _SIGNAL_CHARACTERS_MAX: Final = 256
 _PRIORITY_MAX: Final = 1_000_000
+_TOKENS_MAX: Final = 1 << 32
 _RAG_ID_BITS: Final = 48
 _RAG_GROUPS_MAX: Final = 1 << 15
 _PARQUET_MAGIC: Final = b"PAR1"
@@ -259,7 +260,7 @@ def _request(path: Path, number: int, line: bytes, lines: _Lines) -> TraceReques
     try:
         read = lines.decode(line)
         for name, value in (("input_length", read.input_length), ("output_length", read.output_length)):
-            if value < 0:
+            if not 0 <= value <= _TOKENS_MAX:
                 raise RecordingError(f"{path}, line {number} has {name} {value}: mend or remove that line")
         return _ragpulse_request(read) if isinstance(read, _RagPulseLine) else _mooncake_request(read)
     except msgspec.ValidationError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -73,6 +73,10 @@ def serve(settings: AgentSettings, closing: ExitStack) -> AgentService:
         flush_interval_s=PUBLISH_INTERVAL_S,
     )
     closing.callback(publisher.close)
+    if settings.state_folder is not None and settings.state_folder not in settings.allowed_roots:
+        # A root is not made: a file system may belong there. What cannot be made is told at the first write.
+        with suppress(OSError):
+            settings.state_folder.mkdir(exist_ok=True)
     storage = closing.enter_context(
         StorageAgent(
             settings.name,

@@ -238,7 +238,7 @@ class Advisor:
             log_thread.unapplied,
             ended=log_thread.ended,
             fail=self._fail,
-            applied=lambda: None,
+            applied=lambda _: None,
         )
         self._threads: list[threading.Thread] = [log_thread, fold_thread]
         for thread in self._threads:

@@ -16,8 +16,10 @@ KEEPS_USED_TWICE = "{} keeps blocks used twice from those used once"
 
 
 def history_of(candidate: Candidate, scene: Scene) -> str:
-    """`3rd touch in 40 s`."""
+    """`3rd touch in 40 s`; `3rd touch` where nobody told when the first one was."""
     block = candidate.block
+    if block.first_touch_us == 0:
+        return f"{ordinal(block.touches)} touch"
     since_s = max(0.0, scene.now_s - block.first_touch_us / 1e6)
     return f"{ordinal(block.touches)} touch in {duration_text(since_s)}"
 

@@ -18,9 +18,9 @@ from advisor.policies.plan import Volume
 from advisor.wording import bytes_text, duration_text
 from storage_agent.port import Fragmentation
 
-BLOCKS_MAX = 1024
-"""Of one compaction, and of one chain."""
-LOOKED_AT_MAX = 1024
+BLOCKS_MAX = 512
+"""Of one compaction, and of one chain: ingest waits while they are looked up."""
+LOOKED_AT_MAX = 512
 """Blocks that one plan looks at to find where chains begin."""
 CHAIN_BLOCKS_LEAST = 64
 """A sample of fewer blocks says nothing."""
@@ -247,5 +247,7 @@ class _Chains:
         if row not in self._next:
             children, _ = self._index.children(row, _CHILDREN_MAX)
             here = [child for child in children if self._index.is_placed(child, self._place)]
-            self._next[row] = max(here, key=lambda child: (self._index.block(child).touches, -child), default=-1)
+            if len(here) > 1:
+                here = [max(here, key=lambda child: (self._index.block(child).touches, -child))]
+            self._next[row] = here[0] if here else -1
         return self._next[row]

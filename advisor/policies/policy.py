@@ -7,6 +7,7 @@ what it is given: the same candidate and scene, the same verdict. `policy_contra
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from advisor.index import BlockRow
@@ -89,3 +90,26 @@ class Policy(Protocol):
 
     def admit(self, candidate: Candidate, scene: Scene) -> Verdict:
         """What the block is worth. The same candidate and scene, the same verdict."""
+
+
+REASON_CHARACTERS_MAX = 200
+
+
+def verdict_of(policy: Policy, candidate: Candidate, scene: Scene) -> Verdict:
+    """What `policy` says; where it fails, or says what no plan can use, a refusal with that as its reason.
+
+    A plan is made while an entry is folded, and folded again at each start: what escaped here would end them all.
+    """
+    try:
+        said = policy.admit(candidate, scene)
+        admitted, value, reason = bool(said.admitted), float(said.value), _line(said.reason)
+    except (Exception, SystemExit) as fault:  # noqa: BLE001 -- another's code: its faults are refusals and never ours
+        return Verdict(False, 0.0, _line(f"the policy failed: {type(fault).__name__}: {fault}"))
+    if not math.isfinite(value):
+        return Verdict(False, 0.0, f"the policy failed: its value is {value}")
+    return Verdict(admitted, value, reason or "the policy gives no reason")
+
+
+def _line(text: str) -> str:
+    """One short line that can be logged and shown."""
+    return " ".join(text.split())[:REASON_CHARACTERS_MAX].encode(errors="replace").decode()

@@ -21,12 +21,11 @@ from advisor.fold_state import export_state, restore_state
 from advisor.index import BlockRow, Key
 from advisor.moves import MoveKind
 from advisor.policies.instant_moves import InstantFold
-from advisor.policies.policy import Candidate, Policy, Scene
+from advisor.policies.policy import REASON_CHARACTERS_MAX, Candidate, Policy, Scene
 from advisor.policies.registry import checked, policy_named
 from event_plane.schema import EventType, Namespace, RecordFlag
 
 OPEN, CLOSED = Namespace(tenant="open"), Namespace(tenant="closed")
-REASON_CHARACTERS_MAX = 200
 REQUESTS = 120
 
 

@@ -14,7 +14,7 @@ from advisor.moves import MoveKind
 from advisor.policies.admission import ARMS, KEEPS_USED_TWICE, THRESHOLDS, ByWorth, Ghost, Guarded, Learner
 from advisor.policies.budgets import expected_hits, loss, saved_s
 from advisor.policies.plan import Proposal, Volume
-from advisor.policies.policy import Candidate, Policy, Scene, Verdict
+from advisor.policies.policy import Candidate, Policy, Scene, Verdict, verdict_of
 from advisor.policies.relief import Leavers
 from advisor.policies.rules.noting import placed_columns
 from advisor.policies.rules.score import HALF_LIFE_S, RANK_PERIOD_S
@@ -197,7 +197,7 @@ def _ask(sight: Sight, policy: Policy, row: int, slot: int, least: float, out: l
     candidate = _candidate(sight, block, source, target, placed.block_bytes, slot)
     why = sight.kept_out(block) or why
     if not why:
-        verdict = policy.admit(candidate, _scene(sight, target, least))
+        verdict = verdict_of(policy, candidate, _scene(sight, target, least))
         if verdict.admitted:
             return _Asking(candidate, verdict, source, slot)
         why = verdict.reason
@@ -265,7 +265,7 @@ def _come(
     if not _follows_parent(sight, asking):
         return f"its parent is not on {target.volume_id}, so a read would stop before it"
     # Asked again: those that came before it in this plan changed the scene.
-    verdict = policy.admit(candidate, _scene(sight, target, least))
+    verdict = verdict_of(policy, candidate, _scene(sight, target, least))
     why = (
         ("" if verdict.admitted else verdict.reason)
         or sight.barred(target, candidate.tenant, size)

@@ -37,6 +37,7 @@ name = "agent-1"
 command_url = "{command_url}"
 event_url = "{event_url}"
 allowed_roots = ["."]
+state_folder = "state"
 
 [[volumes]]
 id = "fast"

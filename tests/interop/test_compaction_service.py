@@ -187,7 +187,7 @@ class SlowAgent(StorageAgent):
 
 def test_cancel_pause_and_dry_run_are_heeded(tmp_path: Path, storage: Storage) -> None:
     slow = SlowAgent(storage.agent)
-    settings = settings_for(tmp_path, [storage], compaction_spread=1.2)
+    settings = settings_for(tmp_path, [storage], compaction_spread=1.0)
     with AdvisorService(settings, agents={"agent": slow}) as service:
         actions = ServiceActions(service)
         plan_compaction(service, storage)

@@ -68,7 +68,8 @@ class Scene:
 
     def _event(self, kind: EventType, h: int, parent: int, hits: int = 0) -> EventRecord:
         event = EventRecord(kind, self.volume.tier, h, NAMESPACE, "v", parent, block_size=4096, hits=hits)
-        return replace(event, flags=RecordFlag.COPY if kind is EventType.STORE else 0, depth=0xFFFF_FFFF if parent else 0)
+        flags = RecordFlag.COPY if kind is EventType.STORE else 0
+        return replace(event, flags=flags, depth=0xFFFF_FFFF if parent else 0)
 
     def _send(self, events: list[EventRecord]) -> None:
         tables = BatchTables()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +50,11 @@ class Failing(Hook):
         raise RuntimeError("the workflow engine is away")
 
 
+class Leaving(Hook):
+    def on_store(self, events: BlockEvents) -> None:
+        sys.exit("a command's habit")
+
+
 class Stuck(Hook):
     def __init__(self) -> None:
         self.ending = threading.Event()
@@ -80,7 +86,7 @@ def test_hooks_hear_of_stores_removes_and_plans_and_a_bad_one_harms_nobody(
         sources=(SourceSettings(name="array", url=f"zmq+ipc://{tmp_path}/events"),),
         policy=PolicySettings(admission="always", dry_run=True),
     )
-    hooks = {"told": told, "failing": Failing(), "stuck": stuck}
+    hooks = {"told": told, "failing": Failing(), "leaving": Leaving(), "stuck": stuck}
     publisher = open_publisher(settings.sources[0].url, producer=9, flush_interval_s=0.01)
     try:
         with AdvisorService(settings, hooks=hooks) as service:
@@ -101,6 +107,7 @@ def test_hooks_hear_of_stores_removes_and_plans_and_a_bad_one_harms_nobody(
             for count in range(2, 22):
                 publisher.publish([event(EventType.STORE, "slow", 1)], flush=True)
                 eventually(lambda: len(told.stored) > count and failing.failures >= count, "the others go on")  # noqa: B023
+            eventually(lambda: service.hook_figures["leaving"].failures == failing.failures, "no hook ends its thread")
             assert service.hook_figures["stuck"].dropped >= 10
             assert service.hook_figures["told"].dropped == 0
             reader = ServiceReader(service)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,7 +12,9 @@ import pytest
 from advisor.entries import Measurement
 from advisor.fold import TRUSTED_BYTES
 from advisor.moves import MoveKind
+from advisor.policies.admission import BUILT_IN, FromTouch
 from advisor.policies.instant_moves import InstantFold
+from advisor.policies.policy import Candidate, Scene, Verdict
 from event_plane.schema import Namespace
 
 ACME, FORGE = Namespace(tenant="acme"), Namespace(tenant="forge")
@@ -187,3 +192,35 @@ def test_scan_leaves_what_is_used(admission: str) -> None:
         heat(fold, range(1_000 + 8 * at, 1_008 + 8 * at), uses=1)
         fold.tick((120 + at) * SECOND)
     assert all(fold.fastest(h, ACME) == "fast" for h in hot)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theirs(FromTouch):
+    """Says what `say` says."""
+
+    say: Callable[[], Verdict]
+
+    def admit(self, candidate: Candidate, scene: Scene) -> Verdict:
+        return self.say()
+
+
+@pytest.mark.parametrize(
+    ("say", "reason"),
+    [
+        (lambda: 1 // 0, "the policy failed: ZeroDivisionError: integer division or modulo by zero"),
+        (lambda: sys.exit("usage"), "the policy failed: SystemExit: usage"),
+        (lambda: None, "the policy failed: AttributeError: 'NoneType' object has no attribute 'admitted'"),
+        (lambda: Verdict(True, float("nan"), "best"), "the policy failed: its value is nan"),
+        (lambda: Verdict(False, 0.0, ""), "the policy gives no reason"),
+        (lambda: Verdict(False, 0.0, "a\n\ud800" + "b" * 300), "a ?" + "b" * 197),
+    ],
+)
+def test_policy_that_fails_promotes_nothing_and_ends_no_fold(
+    monkeypatch: pytest.MonkeyPatch, say: Callable[[], Verdict], reason: str
+) -> None:
+    name = f"theirs, of {reason}"  # policies are kept by name
+    monkeypatch.setitem(BUILT_IN, name, Theirs(2, "lru", say=say))
+    fold = shelf(admission=name)
+    heat(fold, range(1, 3))
+    assert promoted(fold, 1.0) == 0
+    assert refusals(fold) == {reason}

@@ -151,9 +151,10 @@ def test_json_that_is_no_request_from_its_first_line_on_is_another_format(writte
             list(read_trace(written(line + b"\n" + json.dumps(LINE).encode())))
 
 
-def test_negative_length_is_named(written: Written) -> None:
-    with pytest.raises(RecordingError, match="line 1 has input_length -5"):
-        list(read_trace(written(json.dumps(LINE | {"input_length": -5}).encode())))
+@pytest.mark.parametrize("length", [-5, 10**20])
+def test_length_of_no_prompt_is_named(written: Written, length: int) -> None:
+    with pytest.raises(RecordingError, match=f"line 1 has input_length {length}"):
+        list(read_trace(written(json.dumps(LINE | {"input_length": length}).encode())))
 
 
 def test_line_without_end_does_not_fill_memory(written: Written) -> None:

@@ -63,6 +63,9 @@ def test_block_is_promoted_from_its_second_touch_with_a_reason() -> None:
     assert moves(plan) == [(MoveKind.PROMOTE, 2, "slow", "fast")]
     assert plan.proposals[0].reason == "2nd touch in 40 s, 4.1 kB"
     assert [(r.key.sequence_hash, r.reason) for r in plan.refusals] == [(1, "1st touch of 2 needed")]
+    untimed = Shelf()
+    untimed.put(untimed.slow, 2, touches=2, at_us=0)
+    assert untimed.plan().proposals[0].reason == "2nd touch, 4.1 kB"
 
 
 def test_reason_names_the_time_saved_once_both_volumes_are_measured() -> None:
