@@ -109,20 +109,22 @@ def test_same_requests_same_moves(
     assert planned(served, tiering) == (present, moves)
 
 
-@pytest.mark.parametrize(("admission", "budget"), [("duel", None), ("auto", None), ("auto", 0.2)])
-def test_same_requests_same_moves_where_arms_duel(admission: str, budget: float | None) -> None:
+def test_same_requests_same_moves_where_arms_duel() -> None:
     served = sessions(seed=3, requests=300)
-    tiering = Tiering(admission, "value", FAST_BLOCKS, budget)
+    tiering = Tiering("duel", "value", FAST_BLOCKS, None)
     present, moves = replayed(served, tiering)
     assert moves > 3 * FAST_BLOCKS // 2
     assert planned(served, tiering, "worth") == (present, moves)
 
 
-@pytest.mark.parametrize("budget", [None, 0.2])
-def test_worth_alone_moves_nearly_the_same(budget: float | None) -> None:
+@pytest.mark.parametrize(
+    ("admission", "requests", "budget"),
+    [("hazard", 150, None), ("hazard", 150, 0.2), ("auto", 300, None), ("auto", 300, 0.2)],
+)
+def test_what_goes_by_worth_moves_nearly_the_same(admission: str, requests: int, budget: float | None) -> None:
     """Of blocks that are worth the same, another one may leave first."""
-    served = sessions(seed=3, requests=150)
-    tiering = Tiering("hazard", "value", FAST_BLOCKS, budget)
+    served = sessions(seed=3, requests=requests)
+    tiering = Tiering(admission, "value", FAST_BLOCKS, budget)
     present, moves = replayed(served, tiering)
     live_present, live_moves = planned(served, tiering, "worth")
     assert live_moves == pytest.approx(moves, rel=0.1)
