@@ -148,9 +148,9 @@ def hook_named(name: str) -> Hook:
         raise HookUnknown(f"hook {name!r} is not installed: those under {GROUP} are {known}")
     try:
         offered: Any = point.load()
-    except (ImportError, AttributeError) as fault:
+        hook = offered() if isinstance(offered, type) else offered
+    except Exception as fault:  # another package's code runs
         raise HookUnknown(f"hook {name!r} of {point.value} cannot be loaded: {fault}") from fault
-    hook = offered() if isinstance(offered, type) else offered
     if not isinstance(hook, Hook):
         raise HookUnknown(f"hook {name!r} of {point.value} is a {type(hook).__name__}: inherit advisor.hooks.Hook")
     return hook

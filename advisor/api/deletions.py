@@ -39,6 +39,10 @@ class DeletionOrder(ActorOrder):
 
     @model_validator(mode="after")
     def _one_scope(self) -> Self:
+        for name in ("namespace_id", "prefix"):
+            value = getattr(self, name)
+            if value and int(value, 16) == 0:
+                raise ValueError(f"{name} {value} names nothing: leave it out, or give that of a block in `blocks`")
         try:
             self.scope  # noqa: B018 - raises where there is none
         except IllegalDeletion as error:

@@ -39,7 +39,7 @@ def policy_named(name: str) -> Policy:
         )
     try:
         policy: Any = point.load()
-    except (ImportError, AttributeError) as fault:
+    except Exception as fault:  # another package's code runs
         raise PolicyUnknown(f"admission {name!r} of {point.value} cannot be loaded: {fault}") from fault
     return checked(policy, name, point.value)
 

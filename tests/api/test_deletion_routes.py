@@ -75,6 +75,7 @@ def test_abandon_and_enable_name_who_asks_and_what_is_left(client: Direct) -> No
         ("/api/v1/deletions", {}, 422, "give a tenant or a namespace_id"),
         ("/api/v1/deletions", {"tenant": "a", "namespace_id": NAMESPACE}, 422, "give a tenant or a namespace_id"),
         ("/api/v1/deletions", {"tenant": "a", "prefix": PREFIX}, 422, "give its namespace_id with it"),
+        ("/api/v1/deletions", {"tenant": "a", "namespace_id": "0" * 16}, 422, "names nothing"),
         ("/api/v1/deletions", {"namespace_id": "12"}, 422, "namespace_id was '12'"),
         ("/api/v1/deletions", {"tenant": "a", "volume": "x"}, 422, "volume is not a parameter of this route"),
         ("/api/v1/deletions", {"tenant": "one-too-many"}, 409, "64 deletions are open"),

@@ -128,11 +128,17 @@ def test_hooks_hear_of_stores_removes_and_plans_and_a_bad_one_harms_nobody(
         publisher.close()
 
 
+class Broken(Hook):
+    def __init__(self) -> None:
+        raise OSError("no licence")
+
+
 def test_a_package_s_hook_is_found_by_its_name_and_another_thing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [
         EntryPoint("told", f"{__name__}:Told", hooks_room.GROUP),
         EntryPoint("number", f"{__name__}:SPACE", hooks_room.GROUP),
         EntryPoint("gone", f"{__name__}:Nothing", hooks_room.GROUP),
+        EntryPoint("broken", f"{__name__}:Broken", hooks_room.GROUP),
     ]
     monkeypatch.setattr(hooks_room, "entry_points", lambda group: EntryPoints(points).select(group=group))
     assert isinstance(hook_named("told"), Hook)
@@ -140,5 +146,7 @@ def test_a_package_s_hook_is_found_by_its_name_and_another_thing_is_refused(monk
         hook_named("number")
     with pytest.raises(HookUnknown, match=r"cannot be loaded: .*Nothing"):
         hook_named("gone")
-    with pytest.raises(HookUnknown, match=r"'other' is not installed: .* are gone, number, told"):
+    with pytest.raises(HookUnknown, match=r"'broken' of .* cannot be loaded: no licence"):
+        hook_named("broken")
+    with pytest.raises(HookUnknown, match=r"'other' is not installed: .* are broken, gone, number, told"):
         hook_named("other")

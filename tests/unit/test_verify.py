@@ -390,6 +390,7 @@ def test_log_killed_before_its_first_transaction_is_an_empty_one(
             (folder / "log.db").write_bytes(begun)
         done = Verified(folder, capsys)
         assert (done.status, done.row("unknown to the log")) == (0, [4, 2]), done.err
+        assert "has no log: nothing doubled, nothing leaked, and nobody can say what is lost" in done.out
 
 
 def test_log_of_another_program_or_no_database_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
