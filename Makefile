@@ -15,8 +15,8 @@ help: ## List the targets.
 demo: .venv/.run ## Run the demo: an engine, an agent with two volumes, and the advisor with its admin page.
 	$(BIN)/kvadvisor demo $(ARGS)
 
-test: .venv/.test ## Run all tests, two at a time.
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+test: .venv/.test ## Run all tests, three at a time: many of them wait.
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 soak: .venv/.test ## Kill demos thirty times at random moments and verify after each; takes minutes.
 	$(BIN)/python -m tests.crash.killed_demo $(ARGS)
