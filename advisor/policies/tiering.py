@@ -15,6 +15,7 @@ from advisor.index import ArrayIndex, BlockRow
 from advisor.moves import MoveTable
 from advisor.policies.admission import arms_of
 from advisor.policies.budgets import Purse
+from advisor.policies.eviction import EVICTIONS, Eviction
 from advisor.policies.limits import Limits
 from advisor.policies.plan import Plan, Proposal, Volume
 from advisor.policies.policy import Policy
@@ -23,6 +24,7 @@ from advisor.policies.registry import eviction_of, policy_named
 from advisor.policies.relief import expire, relieve
 from advisor.policies.sight import Sight
 from advisor.policies.state import PolicyState
+from advisor.tiers.duelling import BY_WORTH
 from event_plane.schema import Namespace
 
 
@@ -58,7 +60,7 @@ def plan_moves(
         slots, given = state.book.note(index, rows)
         purse.earn(state.book.first_seen)
         if ordered:
-            _prepare(index, ordered[0], policy, purse, state, now_us)
+            _prepare(index, ordered, policy, eviction, purse, state, now_us)
         state.learning.lose(given)
         inflation = state.ageing_of(ordered[0].volume_id).inflation if ordered else 0.0
         first_us = state.learning.hear(index, rows, slots, eviction.rule, inflation)
@@ -77,10 +79,22 @@ def plan_moves(
 
 
 def _prepare(
-    index: ArrayIndex, fast: Volume, policy: Policy, purse: Purse, state: PolicyState, now_us: int
+    index: ArrayIndex,
+    ordered: Sequence[Volume],
+    policy: Policy,
+    eviction: Eviction,
+    purse: Purse,
+    state: PolicyState,
+    now_us: int,
 ) -> None:
-    """Tell what learns which arms there are, and what their budgets let through since the last plan."""
+    """Tell what learns which arms there are, and what their budgets let through since the last plan.
+
+    Of one volume alone nothing is admitted: there is something to learn only where worth says who leaves.
+    """
+    fast = ordered[0]
     arms, start = arms_of(policy)
+    if len(ordered) == 1:
+        arms, start = (1 << BY_WORTH if eviction is EVICTIONS["worth"] else 0), BY_WORTH
     state.learning.prepare(arms, start, max(1, fast.slots_high))
     blocks, block_bytes, _ = index.place_figures(fast.place)
     allowed = purse.allowance(fast, block_bytes / max(1, blocks), state.book.first_seen, state.planned_us or now_us)
