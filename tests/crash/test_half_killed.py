@@ -34,6 +34,7 @@ url = "zmq+tcp://127.0.0.1:{agent}"
 name = "demo-agent"
 command_url = "tcp://127.0.0.1:{command}"
 [policy]
+admission = "touch-2"
 promote_moves_max = 256
 demote_moves_max = 2048
 moves_open_max = 4096

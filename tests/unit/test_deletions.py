@@ -292,7 +292,7 @@ def test_a_promotion_that_has_not_begun_is_ended_and_one_under_way_is_awaited() 
     fold.store("fast", [h], ACME)
     for trigger in ("verify", "switch", "keep"):
         fold.log(MoveStep(trigger, [begun.move_id]))
-    fold._carry_out(ordered[0])
+    fold._carry_out([ordered[0]])
     fold.now_s = 4
     assert fold.run("d").blocks == 3
     assert not fold.held(h, ACME)
