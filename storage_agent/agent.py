@@ -222,22 +222,24 @@ class StorageAgent:
         with self._shelf.use(volume) as target:
             if target is None:
                 return self._all_failed([block.key for block in blocks], volume)
-            if not self._refusals:
+            if not self._refusals and not target.descriptor.tenants:
                 return put_blocks(target, blocks)
             refused = {
                 number: outcome
                 for number, block in enumerate(blocks)
-                if (outcome := self.refusal(block.key, block.namespace, volume)) is not None
+                if (outcome := self.refusal(block.key, block.namespace, target.descriptor)) is not None
             }
             taken = [number for number in range(len(blocks)) if number not in refused]
             stored = put_blocks(target, [blocks[number] for number in taken])
             refused |= dict(zip(taken, stored, strict=True))
             return [refused[number] for number in range(len(blocks))]
 
-    def refusal(self, key: BlockKey, namespace: Namespace, volume: str) -> Outcome | None:
+    def refusal(self, key: BlockKey, namespace: Namespace, volume: VolumeDescriptor) -> Outcome | None:
         """Why a block is not taken because of whose it is; None where it is."""
         reason = self._refusals.reason(namespace.tenant)
-        return Outcome(key, Result.FAILED, volume, reason=reason) if reason else None
+        if not reason and volume.tenants and namespace.tenant not in volume.tenants:
+            reason = f"volume {volume.id} is not for tenant {namespace.tenant!r}: put it elsewhere, or add the tenant"
+        return Outcome(key, Result.FAILED, volume.id, reason=reason) if reason else None
 
     def get(
         self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], wanted: Shard | None = None

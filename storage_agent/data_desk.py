@@ -114,9 +114,9 @@ class DataDesk:
 
     def _lease(self, volume: str, shards: Sequence[tuple[FactsWire, int]]) -> list[Grant | Outcome]:
         wanted = [(facts_from_wire(facts), shard) for facts, shard in shards]
-        refused = [self._agent.refusal(facts.key, facts.namespace, volume) for facts, _ in wanted]
-        taken = [each for each, no in zip(wanted, refused, strict=True) if no is None]
         with self._agent.use_volume(volume) as opened:
+            refused = [self._agent.refusal(facts.key, facts.namespace, opened.descriptor) for facts, _ in wanted]
+            taken = [each for each, no in zip(wanted, refused, strict=True) if no is None]
             leased = iter(_leasing(opened).lease(taken))
         return [next(leased) if no is None else no for no in refused]
 

@@ -303,7 +303,7 @@ def _pull_and_put(
             reason = f"what was pulled is not what was offered: {payload}"
             outcomes[number] = Outcome(header.key, Result.FAILED, volume.descriptor.id, reason=reason)
             continue
-        if (refusal := agent.refusal(header.key, header.namespace, volume.descriptor.id)) is not None:
+        if (refusal := agent.refusal(header.key, header.namespace, volume.descriptor)) is not None:
             outcomes[number] = refusal
             continue
         blocks[number] = PutBlock(

@@ -19,7 +19,7 @@ from advisor.policies.relief import Leavers
 from advisor.policies.rules.noting import placed_columns
 from advisor.policies.rules.score import HALF_LIFE_S, RANK_PERIOD_S
 from advisor.policies.rules.worth import BATCH_SHARE, MARGIN, protected
-from advisor.policies.sight import NOWHERE, Sight
+from advisor.policies.sight import NOWHERE, Sight, mean_bytes
 from advisor.tiers.duelling import BY_WORTH, RANKED
 from advisor.wording import bytes_text, duration_text
 
@@ -101,7 +101,7 @@ def _swap(sight: Sight, policy: Policy) -> float:
     Returns the price of a move from now on: the worth of the best that could not be paid for, at least the margin.
     """
     fast = sight.ordered[0]
-    payable = BATCH_SHARE * sight.purse.blocks_left(fast, sight.mean_bytes(fast))
+    payable = BATCH_SHARE * sight.purse.blocks_left(fast, mean_bytes(sight.index, sight.ordered))
     rows = sight.state.book.worthy_absent(sight.index, fast.place, MARGIN)
     slots = sight.state.book.of(sight.index, rows)
     leavers: dict[str, Leavers] = {}

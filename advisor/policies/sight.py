@@ -23,6 +23,12 @@ NOWHERE = 1 << 30
 """The rank of a block that is on no volume."""
 
 
+def mean_bytes(index: ArrayIndex, volumes: Sequence[Volume]) -> float:
+    """Of a block on any of these volumes; 0 where there is none."""
+    figures = [index.place_figures(volume.place) for volume in volumes]
+    return sum(each.block_bytes for each in figures) / max(1, sum(each.blocks for each in figures))
+
+
 class Sight:
     """One plan in the making. The caller holds the index's lock."""
 
@@ -89,11 +95,6 @@ class Sight:
                 return iter(rows)
             self._leaving[volume.volume_id] = rows
         return iter(self._leaving[volume.volume_id])
-
-    def mean_bytes(self, volume: Volume) -> float:
-        """Of a block there; 0 where there is none."""
-        blocks, block_bytes, _ = self.index.place_figures(volume.place)
-        return block_bytes / max(1, blocks)
 
     def heat(self, score: float) -> float:
         """Touches that have not faded yet."""

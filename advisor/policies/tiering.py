@@ -22,7 +22,7 @@ from advisor.policies.policy import Policy
 from advisor.policies.promotion import promote
 from advisor.policies.registry import eviction_of, policy_named
 from advisor.policies.relief import expire, relieve
-from advisor.policies.sight import Sight
+from advisor.policies.sight import Sight, mean_bytes
 from advisor.policies.state import PolicyState
 from advisor.tiers.duelling import BY_WORTH
 from event_plane.schema import Namespace
@@ -96,6 +96,6 @@ def _prepare(
     if len(ordered) == 1:
         arms, start = (1 << BY_WORTH if eviction is EVICTIONS["worth"] else 0), BY_WORTH
     state.learning.prepare(arms, start, max(1, fast.slots_high))
-    blocks, block_bytes, _ = index.place_figures(fast.place)
-    allowed = purse.allowance(fast, block_bytes / max(1, blocks), state.book.first_seen, state.planned_us or now_us)
+    size = mean_bytes(index, ordered)
+    allowed = purse.allowance(fast, size, state.book.first_seen, state.planned_us or now_us)
     state.learning.earn(*allowed)

@@ -221,3 +221,23 @@ def test_other_processes_cannot_put_a_refused_tenants_blocks_by_leases_or_offers
                 client.refuse_tenants(["x" * 257])
         finally:
             client.close()
+
+
+def test_an_agent_takes_no_block_of_a_tenant_that_a_volume_is_not_for(tmp_path: Path) -> None:
+    slab = VolumeDescriptor(
+        id="slab", path=str(tmp_path / "v.slab"), capacity_blocks=8, block_bytes_max=BLOCK_BYTES,
+        tenants=(OTHER.tenant,),
+    )  # fmt: skip
+    folder = msgspec.structs.replace(slab, id="folder", kind="directory", path=str(tmp_path / "v"), speed_rank=1)
+    agent = StorageAgent("a", publisher=None, allowed_roots=[tmp_path])
+    agent.register_volumes([slab, folder])
+    blocks = [put_of(NAMESPACE, 1), put_of(OTHER, 1)]
+    with agent, AgentService(agent, f"ipc://{tmp_path}/commands") as served:
+        client = ClientStorage(served.command_url)
+        try:
+            for volume in ("slab", "folder"):
+                for outcomes in (client.put(volume, blocks), agent.put(volume, blocks)):
+                    assert [outcome.result.ok for outcome in outcomes] == [False, True], outcomes
+                    assert f"{volume} is not for tenant 'acme'" in outcomes[0].reason
+        finally:
+            client.close()

@@ -15,6 +15,7 @@ from advisor.moves import MoveKind
 from advisor.policies.admission import BUILT_IN, FromTouch
 from advisor.policies.instant_moves import InstantFold
 from advisor.policies.policy import Candidate, Scene, Verdict
+from advisor.policies.sight import mean_bytes
 from event_plane.schema import Namespace
 
 ACME, FORGE = Namespace(tenant="acme"), Namespace(tenant="forge")
@@ -227,3 +228,12 @@ def test_policy_that_fails_promotes_nothing_and_ends_no_fold(
     heat(fold, range(1, 3))
     assert promoted(fold, 1.0) == 0
     assert refusals(fold) == {reason}
+
+
+def test_a_block_s_size_is_known_while_the_fast_volume_is_empty() -> None:
+    fold = shelf()
+    heat(fold, range(1, 5), uses=0)
+    volumes = [volume.as_planned() for volume in fold.fold.volumes.values()]
+    slow = fold.fold.index.place_figures(fold.fold.volumes["slow"].place)
+    assert mean_bytes(fold.fold.index, volumes) == slow.block_bytes / slow.blocks > 0
+    assert mean_bytes(fold.fold.index, []) == 0
