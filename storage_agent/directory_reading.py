@@ -120,6 +120,8 @@ class DirectoryReader:
             known = self._segments.get(number)
             with suppress(FileNotFoundError, BlockFormatError):
                 if known is None:
+                    if path.stat().st_size < PAGE_BYTES:
+                        continue  # it has its name, and its first page comes
                     segment = open_segment(path, volume_mark=self._label.mark, flags=os.O_RDONLY)
                     self._segments[number] = segment
                     self._in_segment[number] = self._blocks_in(segment)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from storage_agent.agent import StorageAgent
+from storage_agent.directory_format import WRITING, segment_name
 from storage_agent.errors import VolumeError
 from storage_agent.kinds import inspect_volume, prepare
 from storage_agent.port import PutBlock, Result
@@ -68,6 +69,18 @@ def test_a_view_sees_what_its_owner_stores_and_deletes(owner: Volume, owner_case
         assert facts is not None
         assert mine is not None
         assert facts._replace(slot=mine.slot) == mine
+
+
+def test_a_segment_that_has_its_name_and_not_yet_its_first_page_is_looked_at_later(
+    owner: Volume, owner_case: VolumeCase
+) -> None:
+    owner.put([block(1)])
+    beginning = owner_case.path / segment_name(99, WRITING)
+    beginning.touch()
+    with viewed(owner_case) as view:
+        assert read(view, 1)[1] == {1: payload(1)}
+        assert view.stat().degraded == ""
+    beginning.unlink()
 
 
 def test_a_view_reads_right_bytes_or_a_miss_at_every_moment_of_its_owners_work(
