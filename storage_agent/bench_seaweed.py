@@ -88,6 +88,8 @@ class SeaweedServer:
         """It takes connections meanwhile and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        # On busy cores its threads go on for a while after the signal.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
         try:
             yield
         finally:

@@ -16,6 +16,7 @@ import pytest
 from storage_agent.errors import TransferError
 from storage_agent.nixl_memory import MemoryRegion, NixlMemory
 from storage_agent.nixl_window import NixlWindow, Offsets
+from tests.stopping import stop
 
 SCRIPT = Path(__file__).with_name("memory_owner.py")
 LOST_PEER = Path(__file__).with_name("window_lost_peer.py")
@@ -103,7 +104,7 @@ def test_after_close_nobody_reads_or_writes(window: NixlWindow, owner: Owner) ->
 def test_a_push_to_a_stopped_peer_meets_our_deadline_and_is_in_doubt(window: NixlWindow, owner: Owner) -> None:
     push(window, owner, b"before", column(0), b"1")
     assert owner.hear() == ["told", b"1".hex()]
-    os.kill(owner.process.pid, signal.SIGSTOP)
+    stop(owner.process.pid)
     with pytest.raises(TransferError, match=r"the peer did not answer in 1.0 s; check that it runs") as stopped:
         push(window, owner, b"x" * (1 << 20), column(0), b"2")
     assert stopped.value.in_doubt

@@ -15,6 +15,7 @@ import pytest
 
 from storage_agent.errors import TransferError
 from storage_agent.nixl_window import NixlWindow
+from tests.stopping import stop
 
 SCRIPT = Path(__file__).with_name("window_owner.py")
 
@@ -71,7 +72,7 @@ def test_a_stopped_peer_meets_our_deadline_and_is_pulled_from_again_when_it_goes
     window: NixlWindow, lender: Lender
 ) -> None:
     pull(window, lender, (0, 0, 4096))
-    os.kill(lender.process.pid, signal.SIGSTOP)
+    stop(lender.process.pid)
     with pytest.raises(TransferError, match=r"borrower: the peer did not answer in 1.0 s; check that it runs"):
         pull(window, lender, (0, 0, 1 << 20))
     os.kill(lender.process.pid, signal.SIGCONT)

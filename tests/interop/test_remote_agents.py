@@ -37,6 +37,7 @@ from storage_agent.shards import Axis, BlockLayout, Shard, ShardSpan
 from storage_agent.volumes_command import app
 from tests.nats_server import nats_server
 from tests.ports import free_ports
+from tests.stopping import stop
 
 OWNER = Path(__file__).with_name("slab_owner.py")
 NAMESPACE = Namespace(tenant="far", model="llama", block_tokens=16)
@@ -186,7 +187,7 @@ def test_a_stopped_owner_fails_gets_by_our_deadline_and_others_are_served(
     monkeypatch.setattr(remote_volume, "ABSENT_S", 0.2)
     pair.agent.put("shared", [block(1)])
     pair.agent.put("near", [block(2)])
-    os.kill(pair.owner.pid, signal.SIGSTOP)
+    stop(pair.owner.pid)
     results, found = get(pair.agent, 1, 2)
     assert results == [Result.FAILED, Result.HIT]
     assert found[1] == payload(2)
@@ -213,7 +214,7 @@ def test_a_stopped_owner_keeps_neither_commands_nor_stats_waiting(
     client = pair.stack.enter_context(AgentClient(service.command_url, 60.0))
     listed = CliRunner().invoke(app, ["ls", "--command-url", service.command_url]).stdout
     assert "serves, of another agent" in next(line for line in listed.splitlines() if "shared" in line)
-    os.kill(pair.owner.pid, signal.SIGSTOP)
+    stop(pair.owner.pid)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(get, pair.agent, 1)
         while not volume.is_asking:

@@ -16,6 +16,7 @@ import pytest
 from kvbm_core.block import CompleteBlock
 from kvbm_core.errors import RemotePeerError
 from tests.remote_ranks import Rank, identity, keys
+from tests.stopping import stop
 
 SCRIPT = Path(__file__).with_name("remote_peer.py")
 ROOT = Path(__file__).parents[2]
@@ -129,7 +130,7 @@ def test_a_stopped_process_gives_a_named_error_and_is_read_again_when_it_goes_on
         offered = bytes.fromhex(peer.ask("offer", number, [51]))
         for rank in (ranks[0], hasty):
             rank.memory.import_(offered)
-    os.kill(peer.process.pid, signal.SIGSTOP)
+    stop(peer.process.pid)
     try:
         (error,) = read(hasty, 51)
         assert isinstance(error, RemotePeerError)

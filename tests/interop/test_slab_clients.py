@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +30,7 @@ from storage_agent.service import AgentService
 from storage_agent.shards import Shard
 from storage_agent.slab_client import SlabClient
 from tests.ports import free_ports
+from tests.stopping import stop
 
 HERE = Path(__file__).parent
 CAPACITY = 8
@@ -184,7 +183,7 @@ def test_a_slot_that_a_client_of_a_dead_owner_may_still_write_is_not_given_away(
         client = processes.enter_context(worker(url, 0, ALIGNED, 1, halt_at=0))
         assert client.stdout is not None
         assert client.stdout.readline() == "halted\n"
-        os.kill(client.pid, signal.SIGSTOP)
+        stop(client.pid)
         first.kill()
         first.wait()
         processes.enter_context(owner(tmp_path, ALIGNED, url))
