@@ -103,7 +103,11 @@ class VolumeEntry(msgspec.Struct, frozen=True, tag="volume"):
 class OperatorEntry(msgspec.Struct, frozen=True, tag="operator"):
     """A person's action: `pause` and `resume` of moves, on one volume or (volume empty) on all; `cancel` of one move or
     (move empty) of all that are open; `delete` of a tenant, a namespace or in that a prefix (128-bit hash in hex),
-    under the id `deletion`; `abandon` of a deletion; `enable` of a tenant that was deleted."""
+    under the id `deletion`; `abandon` of a deletion; `enable` of a tenant that was deleted.
+
+    Actions of `advisor.fold.NOTED_ACTIONS` change nothing in the fold: they stand in the log for the audit. `detail`: what
+    else there is to say of it, for people; never a secret.
+    """
 
     actor: str
     action: str
@@ -113,6 +117,7 @@ class OperatorEntry(msgspec.Struct, frozen=True, tag="operator"):
     tenant: str = ""
     namespace_id: int = 0
     prefix: str = ""
+    detail: str = ""
 
 
 class LayoutEntry(msgspec.Struct, frozen=True, tag="layout"):

@@ -55,6 +55,8 @@ from event_plane import wire
 from event_plane.schema import Batch, BatchKind, Namespace, Records
 
 REFUSALS_KEPT_MAX = 256
+NOTED_ACTIONS: frozenset[str] = frozenset()
+"""Operator actions that are logged for the audit alone."""
 NAMESPACES_KEPT_MAX = 16_384
 """Past it those without a block are forgotten."""
 RATE_WEIGHT = 0.3
@@ -488,7 +490,7 @@ class Fold:
                 self._apply_deletion_order(entry)
             except (IllegalDeletion, ValueError):
                 self.skipped[f"operator action {entry.action} that cannot be"] += 1
-        else:
+        elif entry.action not in NOTED_ACTIONS:
             self.skipped[f"operator action {entry.action}"] += 1
 
     def _apply_deletion_order(self, entry: OperatorEntry) -> None:

@@ -549,7 +549,9 @@ def _sentence(entry: LogEntry) -> Iterator[str]:
             yield f"{actor}: abandon {deletion}"
         case OperatorEntry(actor=actor, action="enable", tenant=tenant):
             yield f"{actor}: enable tenant {tenant}"
-        case OperatorEntry(actor=actor, action=action, volume=volume):
+        case OperatorEntry(actor=actor, action=action, volume=volume, detail=""):
             yield f"{actor}: {action} {volume or 'all moves'}"
+        case OperatorEntry(actor=actor, action=action, volume=volume, detail=detail):
+            yield f"{actor}: {action} {volume}".rstrip() + f", {detail}"
         case Measurement(volume=volume, operation=operation, transferred_bytes=count, seconds=seconds):
             yield f"{volume}: {operation} {bytes_text(count)} in {duration_text(seconds)}"

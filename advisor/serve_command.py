@@ -14,6 +14,7 @@ import typer
 
 from advisor.actions import ServiceActions
 from advisor.api.app import create_app
+from advisor.api.parts import AdminParts
 from advisor.api.server import AdminServer, open_socket
 from advisor.deletion_desk import ServiceDeletions
 from advisor.exposition import render_metrics
@@ -39,13 +40,13 @@ def serve(
         # Whoever reads the address below is answered, if only when the server runs.
         listener.listen()
         reader = ServiceReader(service)
-        app = create_app(
-            reader,
+        parts = AdminParts(
+            reader=reader,
             metrics=lambda: render_metrics(service, reader),
             actions=ServiceActions(service),
             deletions=ServiceDeletions(service),
         )
-        asyncio.run(_serve(service, _Server(app, listener)))
+        asyncio.run(_serve(service, _Server(create_app(parts), listener)))
         if service.failure is not None:
             raise service.failure
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
@@ -14,10 +14,9 @@ from advisor.api.advice import advice_routes
 from advisor.api.deletions import deletion_routes
 from advisor.api.feed import LiveFeed
 from advisor.api.guard import Guard
+from advisor.api.parts import AdminParts
 from advisor.api.policies import policy_routes
 from advisor.api.routes import api_routes, probe_routes
-from advisor.deletion_views import AdvisorDeletions
-from advisor.views import AdvisorActions, AdvisorReader
 from advisor.web.pages import Pages
 from advisor.web.routes import page_routes, static_files
 
@@ -27,21 +26,13 @@ DESCRIPTION = (
 )
 
 
-def create_app(
-    reader: AdvisorReader,
-    *,
-    metrics: Callable[[], bytes],
-    actions: AdvisorActions | None = None,
-    deletions: AdvisorDeletions | None = None,
-) -> FastAPI:
-    """Routes, pages and files over `reader`; `metrics` renders the Prometheus text. Without `actions` it only reads.
-
-    Without `deletions` it has no routes for them.
+def create_app(parts: AdminParts) -> FastAPI:
+    """Routes, pages and files over `parts`.
 
     `app.state.feed` is the `LiveFeed`: whoever runs the app closes it before waiting for open connections to end
     (`advisor.api.server.AdminServer` does).
     """
-    feed = LiveFeed(reader)
+    feed = LiveFeed(parts.reader)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -55,15 +46,15 @@ def create_app(
     )
     app.state.feed = feed
     problems.install(app)
-    app.include_router(probe_routes(reader, metrics))
-    app.include_router(api_routes(reader, feed))
-    app.include_router(advice_routes(reader))
-    app.include_router(policy_routes(reader))
-    if actions is not None:
-        app.include_router(action_routes(actions))
-    if deletions is not None:
-        app.include_router(deletion_routes(deletions))
-    app.include_router(page_routes(Pages(), feed))
+    app.include_router(probe_routes(parts.reader, parts.metrics))
+    app.include_router(api_routes(parts.reader, feed))
+    app.include_router(advice_routes(parts.reader))
+    app.include_router(policy_routes(parts.reader))
+    if parts.actions is not None:
+        app.include_router(action_routes(parts.actions))
+    if parts.deletions is not None:
+        app.include_router(deletion_routes(parts.deletions))
+    app.include_router(page_routes(Pages(), parts, feed))
     app.mount("/static", static_files(), name="static")
     app.add_middleware(Guard)
     return app

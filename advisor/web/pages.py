@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from advisor.access.identity import Identity
 from advisor.api.picture import Picture
 from advisor.web import formats
 from advisor.web.figures import (
@@ -28,6 +30,21 @@ ACTIVITIES_SHOWN = 12
 VENDOR = "/static/vendor/"
 
 
+@dataclass(frozen=True, slots=True)
+class NavigationEntry:
+    page: str
+    """What the page's template sets `page` to."""
+    path: str
+    label: str
+
+
+NAVIGATION = (
+    NavigationEntry("overview", "/", "Overview"),
+    NavigationEntry("docs", "/docs", "API"),
+)
+"""The pages, in order. A page's file adds its line here."""
+
+
 class Pages:
     """Templates, compiled once. Rendering touches nothing but its arguments."""
 
@@ -39,18 +56,22 @@ class Pages:
             trim_blocks=True, lstrip_blocks=True,
         )
         self._templates.filters.update(formats.FILTERS)
-        self._templates.globals.update(vendor=VENDOR, integrity=self._integrity.__getitem__)
+        self._templates.globals.update(vendor=VENDOR, integrity=self._integrity.__getitem__, navigation=NAVIGATION)
 
-    def overview(self, picture: Picture) -> str:
-        return self._templates.get_template("overview.html").render(self._shown(picture))
+    def render(self, template: str, who: Identity, **shown: object) -> str:
+        """A page's markup; `who` sees it: its templates leave out what their scope does not allow."""
+        return self._templates.get_template(template).render(who=who, **shown)
+
+    def overview(self, picture: Picture, who: Identity) -> str:
+        return self.render("overview.html", who, **self._shown(picture))
 
     def fragments(self, picture: Picture) -> dict[str, str]:
         """The markup inside each element of `FRAGMENTS`."""
         shown = self._shown(picture)
         return {name: self._templates.get_template(f"fragments/{name}.html").render(shown) for name in FRAGMENTS}
 
-    def docs(self) -> str:
-        return self._templates.get_template("docs.html").render()
+    def docs(self, who: Identity) -> str:
+        return self.render("docs.html", who)
 
     def _shown(self, picture: Picture) -> dict[str, object]:
         return {

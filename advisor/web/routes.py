@@ -4,33 +4,43 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from importlib.resources import files
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.staticfiles import StaticFiles
 
+from advisor.access.identity import Identity, Scope
+from advisor.api.access import needs
 from advisor.api.feed import LiveFeed
+from advisor.api.parts import AdminParts
 from advisor.api.routes import stream_place
 from advisor.web.pages import Pages
+
+Reader = Annotated[Identity, Depends(needs(Scope.READ))]
 
 
 def static_files() -> StaticFiles:
     return StaticFiles(directory=str(files("advisor.web").joinpath("static")))
 
 
-def page_routes(pages: Pages, feed: LiveFeed) -> APIRouter:
+def page_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRouter:
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
     @routes.get("/")
-    async def overview() -> HTMLResponse:
-        return HTMLResponse(pages.overview(await feed.current()))
+    async def overview(who: Reader) -> HTMLResponse:
+        return HTMLResponse(pages.overview(await feed.current(), who))
 
     @routes.get("/docs")
-    def docs() -> HTMLResponse:
-        return HTMLResponse(pages.docs())
+    def docs(who: Reader) -> HTMLResponse:
+        return HTMLResponse(pages.docs(who))
 
-    @routes.get("/live", response_class=EventSourceResponse, dependencies=[Depends(stream_place(feed))])
+    @routes.get(
+        "/live",
+        response_class=EventSourceResponse,
+        dependencies=[Depends(needs(Scope.READ)), Depends(stream_place(feed))],
+    )
     async def live() -> AsyncIterator[ServerSentEvent]:
         """Fragments that changed, as htmx partials in one message; then the sample for the charts as event `sample`."""
         sent: dict[str, str] = {}

@@ -6,33 +6,17 @@ import asyncio
 from typing import Any
 
 import httpx
-from sample_actions import SampleActions
-from sample_deletions import SampleDeletions
+from sample_parts import sample_parts
 
 from advisor.api.app import create_app
-from advisor.deletion_views import AdvisorDeletions
-from advisor.views import AdvisorActions, AdvisorReader
-
-METRICS = b"# TYPE kvadvisor_blocks gauge\nkvadvisor_blocks 7\n"
+from advisor.views import AdvisorReader
 
 
 class Direct:
-    """The admin view over `reader`. `raises` lets a fault of the app through instead of answering 500."""
+    """The admin view over `reader` and `parts`. `raises` lets a fault of the app through instead of answering 500."""
 
-    def __init__(
-        self,
-        reader: AdvisorReader,
-        *,
-        raises: bool = True,
-        actions: AdvisorActions | None = None,
-        deletions: AdvisorDeletions | None = None,
-    ) -> None:
-        app = create_app(
-            reader,
-            metrics=lambda: METRICS,
-            actions=actions or SampleActions(),
-            deletions=deletions or SampleDeletions(),
-        )
+    def __init__(self, reader: AdvisorReader, *, raises: bool = True, **parts: Any) -> None:
+        app = create_app(sample_parts(reader=reader, **parts))
         self._transport = httpx.ASGITransport(app, raise_app_exceptions=raises)
 
     def get(self, path: str, **options: Any) -> httpx.Response:

@@ -6,6 +6,9 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from sample_parts import sample_parts
 
 from advisor.api.app import create_app
 from advisor.api.server import AdminServer, open_socket
@@ -15,8 +18,8 @@ from advisor.views import AdvisorReader
 class Served:
     """A running server; `url` ends with a slash. `stop` returns when its thread has ended."""
 
-    def __init__(self, reader: AdvisorReader, port: int = 0) -> None:
-        app = create_app(reader, metrics=lambda: b"kvadvisor_blocks 1\n")
+    def __init__(self, reader: AdvisorReader, port: int = 0, **parts: Any) -> None:
+        app = create_app(sample_parts(reader=reader, **parts))
         self._server = AdminServer(app, open_socket("127.0.0.1", port))
         self._thread = threading.Thread(target=self._run, name="served")
         self._thread.start()
@@ -35,8 +38,8 @@ class Served:
 
 
 @contextmanager
-def serving(reader: AdvisorReader) -> Iterator[Served]:
-    served = Served(reader)
+def serving(reader: AdvisorReader, **parts: Any) -> Iterator[Served]:
+    served = Served(reader, **parts)
     try:
         yield served
     finally:

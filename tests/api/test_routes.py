@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from direct import METRICS, Direct
+from direct import Direct
+from sample_parts import METRICS
 from pydantic import BaseModel, TypeAdapter
 from sample_reader import SampleReader, block_hash
 

@@ -1,0 +1,22 @@
+"""`AdminParts` over plain values, all of them there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sample_actions import SampleActions
+from sample_deletions import SampleDeletions
+from sample_reader import SampleReader
+
+from advisor.api.parts import AdminParts
+
+METRICS = b"# TYPE kvadvisor_blocks gauge\nkvadvisor_blocks 7\n"
+
+
+def sample_parts(**others: Any) -> AdminParts:
+    """`others` stand in the place of the samples, by the names of `AdminParts`."""
+    parts = AdminParts(
+        reader=SampleReader(), metrics=lambda: METRICS, actions=SampleActions(), deletions=SampleDeletions()
+    )
+    return replace(parts, **others)
