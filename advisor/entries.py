@@ -105,8 +105,8 @@ class OperatorEntry(msgspec.Struct, frozen=True, tag="operator"):
     (move empty) of all that are open; `delete` of a tenant, a namespace or in that a prefix (128-bit hash in hex),
     under the id `deletion`; `abandon` of a deletion; `enable` of a tenant that was deleted.
 
-    Actions of `advisor.fold.NOTED_ACTIONS` change nothing in the fold: they stand in the log for the audit. `detail`: what
-    else there is to say of it, for people; never a secret.
+    Actions of `advisor.fold.NOTED_ACTIONS` change nothing in the fold: they stand in the log for the audit. `detail`:
+    what else there is to say of it, for people; never a secret.
     """
 
     actor: str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from direct import Direct
-from sample_parts import METRICS
 from pydantic import BaseModel, TypeAdapter
+from sample_parts import METRICS
 from sample_reader import SampleReader, block_hash
 
 from advisor.views import (
