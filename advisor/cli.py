@@ -27,6 +27,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from advisor.errors import CommandError
+from advisor.log_format import LogFormat, LogLevel
 
 ENTRY_POINT_GROUP = "kvadvisor.commands"
 INTERRUPTED_STATUS = 130
@@ -47,7 +48,7 @@ class EntryPointGroup(TyperGroup):
         # Imported with a command alone: `--help` stays quick.
         from advisor.command_log import log_to_standard_error
 
-        log_to_standard_error()
+        log_to_standard_error(LogFormat(ctx.params["log_format"]), LogLevel(ctx.params["log_level"]))
         return name, command if name is None else load(self._entry_points[name]), rest
 
 
@@ -95,6 +96,10 @@ def kvadvisor(
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Of what is logged to standard error: for people, or an object a line.")
+    ] = LogFormat.CONSOLE,
+    log_level: Annotated[LogLevel, typer.Option(help="The least that is logged.")] = LogLevel.INFO,
 ) -> None:
     """See which KV blocks live where, and have them moved to the right volume."""
 

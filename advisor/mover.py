@@ -17,7 +17,7 @@ from typing import TypeVar
 import structlog
 
 from advisor.agent_watch import volume_changes
-from advisor.entries import Control, MoveStep, OutcomeBatch
+from advisor.entries import Control, MoveStep, OutcomeBatch, VolumeEntry
 from advisor.fold import Fold
 from advisor.move_turns import Way, next_turns
 from advisor.movers.port import GOOD, DeadlinePassed, MoverPort, Phase, command_for
@@ -122,6 +122,10 @@ class Mover(threading.Thread):
             changes = volume_changes(agent, known, stat, totals, away)
         for control in changes:
             self._log_and_wait(control)
+            if isinstance(control, VolumeEntry):
+                what = f"volume is away: {control.away}" if control.away else "volume is there"
+                what = what if control.registered else "volume is gone"
+                _log.info(what, volume=control.descriptor["id"], agent=agent)
 
     # -- moves
 
@@ -227,6 +231,8 @@ class Mover(threading.Thread):
         moves = _still(moves, state)
         if moves:
             self._log_and_wait(MoveStep(str(trigger), [move.move_id for move in moves], reason, outcome))
+        for move in moves:
+            _tell(move, trigger, reason)
         return [move for move in moves if move.state is not MoveState.ABORTED]
 
     def _log_and_wait(self, control: Control) -> None:
@@ -248,6 +254,12 @@ class Mover(threading.Thread):
                 _log.info("agent reachable again", agent=name)
                 self.unreachable = {k: v for k, v in self.unreachable.items() if k != name}
         return answer
+
+
+def _tell(move: Move, trigger: Trigger, reason: str) -> None:
+    told = _log.warning if trigger is Trigger.ABORT else _log.debug
+    facts = {"kind": str(move.kind), "volume": move.source, "target": move.target}
+    told(f"move took {trigger}", move=move.move_id, **facts, **({"reason": reason} if reason else {}))
 
 
 def _still(moves: Sequence[Move], state: MoveState) -> list[Move]:

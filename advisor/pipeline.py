@@ -25,7 +25,7 @@ from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.intake import Intake, Taken, Unreadable
 from advisor.turnstile import Turnstile
-from event_plane.schema import Batch
+from event_plane.schema import Batch, BatchKind
 from event_plane.transport import Connection, Message, Received, Reconnected, ResendEnd, Subscriber
 
 POLL_MS = 50
@@ -275,10 +275,14 @@ class LogThread(threading.Thread):
         """Send what a step asks for; returns what follows where a source cannot be asked."""
         refused = []
         for source, asked, from_sequence in step.resends:
+            if asked is not None:
+                missing = {"source": source, "producer": f"{asked:016x}", "from_sequence": from_sequence}
+                _log.info("batches are missing and are asked for again", **missing)
             token = self._asks.token(source, asked)
             if not self._subscribers[source].ask_resend(from_sequence, token, asked):
                 refused.append(self.intake.cannot_resend(source, now_us(), asked))
         for source, producer, epoch in step.snapshots:
+            _log.info("a snapshot is asked for", source=source, producer=f"{producer:016x}", epoch=f"{epoch:x}")
             if not self._subscribers[source].ask_snapshot(producer, epoch):
                 refused.append(self.intake.cannot_ask_snapshot(producer, now_us()))
         return refused
@@ -303,6 +307,8 @@ class LogThread(threading.Thread):
         for number, (entry, batch) in enumerate(zip(new, batches, strict=True)):
             entries.append((logged(first + number, entry, recorded_us), batch))
             if batch is not None:
+                if batch.kind is BatchKind.LOST:
+                    _log.warning("batches are lost", source=entry.source, producer=f"{batch.producer:016x}")
                 self.figures.batches[entry.source] = self.figures.batches.get(entry.source, 0) + 1
                 self.figures.seen_s[batch.producer] = moment
         group = Group(entries, [future for _, future in waiting], moment)
