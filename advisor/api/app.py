@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
+from advisor.access.identity import Scope
 from advisor.api import problems
+from advisor.api.access import needs
 from advisor.api.actions import action_routes
 from advisor.api.advice import advice_routes
 from advisor.api.deletions import deletion_routes
+from advisor.api.door import Door
 from advisor.api.feed import LiveFeed
 from advisor.api.guard import Guard
 from advisor.api.parts import AdminParts
@@ -42,10 +46,15 @@ def create_app(parts: AdminParts) -> FastAPI:
     # FastAPI's own /docs loads its scripts from another host; `page_routes` has one that loads ours.
     app = FastAPI(
         title="kvadvisor", version=version("kvadvisor"), description=DESCRIPTION,
-        docs_url=None, redoc_url=None, lifespan=lifespan,
+        docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan,
     )
     app.state.feed = feed
     problems.install(app)
+
+    @app.get("/openapi.json", include_in_schema=False, dependencies=[Depends(needs(Scope.READ))])
+    def openapi() -> dict[str, Any]:
+        return app.openapi()
+
     app.include_router(probe_routes(parts.reader, parts.metrics))
     app.include_router(api_routes(parts.reader, feed))
     app.include_router(advice_routes(parts.reader))
@@ -54,7 +63,8 @@ def create_app(parts: AdminParts) -> FastAPI:
         app.include_router(action_routes(parts.actions))
     if parts.deletions is not None:
         app.include_router(deletion_routes(parts.deletions))
-    app.include_router(page_routes(Pages(), parts, feed))
+    app.include_router(page_routes(Pages(parts), parts, feed))
     app.mount("/static", static_files(), name="static")
+    app.add_middleware(Door, doorkeeper=parts.doorkeeper)
     app.add_middleware(Guard)
     return app

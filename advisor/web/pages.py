@@ -8,7 +8,8 @@ from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from advisor.access.identity import Identity
+from advisor.access.identity import LOCAL, Identity, Scope
+from advisor.api.parts import AdminParts
 from advisor.api.picture import Picture
 from advisor.web import formats
 from advisor.web.figures import (
@@ -36,6 +37,8 @@ class NavigationEntry:
     """What the page's template sets `page` to."""
     path: str
     label: str
+    part: str = ""
+    """The field of `AdminParts` that the page stands on: without it the page is not there."""
 
 
 NAVIGATION = (
@@ -48,7 +51,7 @@ NAVIGATION = (
 class Pages:
     """Templates, compiled once. Rendering touches nothing but its arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: AdminParts) -> None:
         vendored = files("advisor.web").joinpath("static/vendor/integrity.json").read_text("utf-8")
         self._integrity: dict[str, str] = {name: fact["integrity"] for name, fact in json.loads(vendored).items()}
         self._templates = Environment(
@@ -56,7 +59,10 @@ class Pages:
             trim_blocks=True, lstrip_blocks=True,
         )
         self._templates.filters.update(formats.FILTERS)
-        self._templates.globals.update(vendor=VENDOR, integrity=self._integrity.__getitem__, navigation=NAVIGATION)
+        navigation = [entry for entry in NAVIGATION if not entry.part or getattr(parts, entry.part) is not None]
+        self._templates.globals.update(
+            vendor=VENDOR, integrity=self._integrity.__getitem__, navigation=navigation, scope=Scope, local=LOCAL
+        )
 
     def render(self, template: str, who: Identity, **shown: object) -> str:
         """A page's markup; `who` sees it: its templates leave out what their scope does not allow."""

@@ -12,28 +12,11 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 from sample_reader import NOW_S, SampleReader
 from served import Served, serving
+from watched import opened
 
 from advisor.views import Check, OriginView, Sample
 
 pytestmark = pytest.mark.browser
-
-
-class Watched:
-    """A page with everything it said and asked for."""
-
-    def __init__(self, page: Page, url: str) -> None:
-        self.page, self.url = page, url
-        self.complaints: list[str] = []
-        self.requested: list[str] = []
-        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", lambda request: self.requested.append(request.url))
-
-    def assert_quiet_and_at_home(self) -> None:
-        assert self.complaints == []
-        assert {urlsplit(url).netloc for url in self.requested if not url.startswith("data:")} == {
-            urlsplit(self.url).netloc
-        }
 
 
 @pytest.fixture
@@ -45,17 +28,6 @@ def reader() -> SampleReader:
 def served(reader: SampleReader) -> Iterator[Served]:
     with serving(reader) as served:
         yield served
-
-
-def opened(browser: Browser, url: str, **options: object) -> Watched:
-    context = browser.new_context(**options)  # type: ignore[arg-type]
-    context.set_default_timeout(20_000)
-    watched = Watched(context.new_page(), url)
-    watched.page.goto(url)
-    return watched
-
-
-expect.set_options(timeout=20_000)
 
 
 def test_page_shows_figures_charts_and_reasons_quietly(chromium: Browser, served: Served) -> None:
@@ -236,13 +208,14 @@ def test_narrow_page_has_no_sideways_scroll(chromium: Browser, served: Served, w
 def test_keyboard_reaches_everything_visibly_and_reads_charts(chromium: Browser, served: Served) -> None:
     page = opened(chromium, served.url).page
     expect(page.locator("#events-chart canvas")).to_be_visible()
+    pages = page.locator("header nav a").all_inner_texts()
     reached = []
-    for _ in range(8):
+    for _ in range(6 + len(pages)):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     assert reached == [
-        "Skip to the content", "kvadvisor", "Overview", "API", "theme", "origin-chart", "events-chart", "fast-chart",
+        "Skip to the content", "kvadvisor", *pages, "theme", "origin-chart", "events-chart", "fast-chart",
     ]
     newest = page.locator("[data-series=fast]").inner_text()
     page.keyboard.press("Home")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sample_parts import sample_parts
 from sample_reader import SampleReader
 
 from advisor.api.picture import take_picture
@@ -60,7 +61,7 @@ def test_blocks_of_an_engine_that_tells_neither_sizes_nor_hits_make_no_false_fig
     figures = {figure.label: (figure.value, figure.note) for figure in six_figures(take_picture(reader))}
     assert figures["Blocks"] == ("239", "size not told")
     assert figures["Prompt state reused"] == ("–", "not told by this engine")
-    fragments = Pages().fragments(take_picture(reader))
+    fragments = Pages(sample_parts()).fragments(take_picture(reader))
     assert fragments["origin"].strip() == "not told by this engine"
 
 
