@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from advisor.access.doorkeeper import Doorkeeper
+from advisor.access.identity import LOCAL
 from advisor.actions import ServiceActions
 from advisor.api.app import create_app
 from advisor.api.parts import AdminParts
@@ -43,6 +45,9 @@ def serve(
         parts = AdminParts(
             reader=reader,
             metrics=lambda: render_metrics(service, reader),
+            observe=service.metrics.observe_request,
+            span=service.span,
+            doorkeeper=Doorkeeper(anonymous=LOCAL),
             actions=ServiceActions(service),
             deletions=ServiceDeletions(service),
         )

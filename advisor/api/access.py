@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from fastapi import HTTPException, Request
 
-from advisor.access.identity import LOCAL, Identity, Scope
+from advisor.access.identity import Identity, Scope
 
 
 def identity_of(request: Request) -> Identity | None:
-    """Whom the door let in; None: nobody that it knows."""
-    identity: Identity | None = getattr(request.state, "identity", LOCAL)
+    """Whom the door (`advisor.api.door`) let in; None: nobody that it knows, or no door."""
+    identity: Identity | None = getattr(request.state, "identity", None)
     return identity
 
 

@@ -5,62 +5,61 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, HTTPException, Path
+from fastapi import APIRouter, Depends, HTTPException, Path
 from pydantic import BaseModel, ConfigDict, Field
 
+from advisor.access.identity import Identity, Scope
+from advisor.api.access import needs
 from advisor.api.problems import documented
 from advisor.errors import ActionRefused, NothingSuch
 from advisor.views import AdvisorActions, CancelView, PauseView, PlanView
 
 Answer = TypeVar("Answer")
 
-Actor = Annotated[str, Field(min_length=1, max_length=128, description="Who asks; it is logged.")]
+Planner = Annotated[Identity, Depends(needs(Scope.PLAN))]
+Operator = Annotated[Identity, Depends(needs(Scope.OPERATE))]
 
-UNNAMED = "operator"
 
+class Order(BaseModel):
+    """A body without fields: who asks is known by the door."""
 
-class CancelOrder(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    actor: Actor = UNNAMED
 
-
-class PauseOrder(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class PauseOrder(Order):
     volume: str = Field("", max_length=64, description="A volume's id; left out, everything.")
-    actor: Actor = UNNAMED
 
 
 def action_routes(actions: AdvisorActions) -> APIRouter:
     """Everything under `/api/v1` that changes something about moves, and the plan that would be made now."""
     routes = APIRouter(prefix="/api/v1", tags=["actions"])
 
-    @routes.get("/plan", summary="The plan that would be made now; nothing is changed", responses=documented(422))
+    @routes.get("/plan", summary="The plan that would be made now; nothing is changed", responses=documented(422),
+                dependencies=[Depends(needs(Scope.READ))])
     def plan() -> PlanView:
         return actions.plan()
 
     @routes.post("/pause", summary="Plan and begin no moves, on one volume or on all", responses=documented(404, 422))
-    def pause(order: PauseOrder) -> PauseView:
-        return done(lambda: actions.pause(order.actor, order.volume))
+    def pause(order: PauseOrder, who: Operator) -> PauseView:
+        return done(lambda: actions.pause(who.name, order.volume))
 
     @routes.post("/resume", summary="Take back a pause", responses=documented(404, 422))
-    def resume(order: PauseOrder) -> PauseView:
-        return done(lambda: actions.resume(order.actor, order.volume))
+    def resume(order: PauseOrder, who: Operator) -> PauseView:
+        return done(lambda: actions.resume(who.name, order.volume))
 
     @routes.post("/moves/cancel", summary="Cancel all open moves and compactions", responses=documented(422))
-    def cancel_all(order: CancelOrder) -> CancelView:
-        return done(lambda: actions.cancel_all(order.actor))
+    def cancel_all(_: Order, who: Planner) -> CancelView:
+        return done(lambda: actions.cancel_all(who.name))
 
     @routes.post("/moves/{move_id}/cancel", summary="Cancel one open move", responses=documented(404, 409, 422))
-    def cancel(move_id: Annotated[str, Path(max_length=64)], order: CancelOrder) -> CancelView:
-        return done(lambda: actions.cancel(order.actor, move_id))
+    def cancel(move_id: Annotated[str, Path(max_length=64)], _: Order, who: Planner) -> CancelView:
+        return done(lambda: actions.cancel(who.name, move_id))
 
     @routes.post(
         "/compactions/{compaction_id}/cancel", summary="Cancel an open compaction", responses=documented(404, 422)
     )
-    def cancel_compaction(compaction_id: Annotated[str, Path(max_length=64)], order: CancelOrder) -> CancelView:
-        return done(lambda: actions.cancel_compaction(order.actor, compaction_id))
+    def cancel_compaction(compaction_id: Annotated[str, Path(max_length=64)], _: Order, who: Operator) -> CancelView:
+        return done(lambda: actions.cancel_compaction(who.name, compaction_id))
 
     return routes
 

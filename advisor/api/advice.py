@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 
+from advisor.access.identity import Scope
+from advisor.api.access import needs
 from advisor.api.problems import documented
 from advisor.views import AdvisorReader, LoadAdviceView
 
@@ -36,7 +38,7 @@ class LoadQuestion(BaseModel):
 
 def advice_routes(reader: AdvisorReader) -> APIRouter:
     """`/api/v1/advice`: nothing is changed by asking."""
-    routes = APIRouter(prefix="/api/v1/advice", tags=["advice"])
+    routes = APIRouter(prefix="/api/v1/advice", tags=["advice"], dependencies=[Depends(needs(Scope.READ))])
 
     @routes.post("/load", summary="Load a prompt's blocks, or compute them", responses=documented(422))
     def load(question: LoadQuestion) -> LoadAdviceView:

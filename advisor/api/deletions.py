@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from fastapi import APIRouter, HTTPException, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from fastapi import APIRouter, Depends, HTTPException, Path, Query, Response
+from pydantic import Field, model_validator
 
-from advisor.api.actions import UNNAMED, Actor, done
+from advisor.access.identity import Identity
+from advisor.access.identity import Scope as AccessScope
+from advisor.api.access import needs
+from advisor.api.actions import Order, done
 from advisor.api.problems import documented
 from advisor.api.queries import Limit
 from advisor.api.queries import Query as Parameters
@@ -15,6 +18,9 @@ from advisor.deletion_views import AdvisorDeletions, DeletionPage, DeletionView,
 from advisor.deletions import IllegalDeletion, Scope
 
 DeletionId = Annotated[str, Path(max_length=64)]
+Admin = Annotated[Identity, Depends(needs(AccessScope.ADMIN))]
+
+READ = [Depends(needs(AccessScope.READ))]
 
 
 class DeletionsQuery(Parameters):
@@ -22,13 +28,7 @@ class DeletionsQuery(Parameters):
     limit: Limit = 100
 
 
-class ActorOrder(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    actor: Actor = UNNAMED
-
-
-class DeletionOrder(ActorOrder):
+class DeletionOrder(Order):
     """A tenant, a namespace, or a prefix within a namespace."""
 
     tenant: str = Field("", max_length=256, description="All of a tenant's namespaces; it stays refused.")
@@ -67,19 +67,21 @@ def deletion_routes(deletions: AdvisorDeletions) -> APIRouter:
             **documented(404, 409, 422),
         },
     )
-    def order(order: DeletionOrder, response: Response) -> DeletionView:
-        view, is_fresh = done(lambda: deletions.order(order.scope, order.actor))
+    def order(order: DeletionOrder, who: Admin, response: Response) -> DeletionView:
+        view, is_fresh = done(lambda: deletions.order(order.scope, who.name))
         response.status_code = 202 if is_fresh else 200
         return view
 
-    @routes.get("/deletions", summary="Deletions, newest first, and refused tenants", responses=documented(400, 422))
+    @routes.get("/deletions", summary="Deletions, newest first, and refused tenants", responses=documented(400, 422),
+                dependencies=READ)
     def page(query: Annotated[DeletionsQuery, Query()]) -> DeletionPage:
         try:
             return deletions.page(query.after, query.limit)
         except ValueError as error:
             raise HTTPException(400, f"after was {query.after!r}: {error}") from error
 
-    @routes.get("/deletions/{deletion_id}", summary="How far a deletion is", responses=documented(404, 422))
+    @routes.get("/deletions/{deletion_id}", summary="How far a deletion is", responses=documented(404, 422),
+                dependencies=READ)
     def one(deletion_id: DeletionId) -> DeletionView:
         return done(lambda: deletions.get(deletion_id))
 
@@ -88,16 +90,16 @@ def deletion_routes(deletions: AdvisorDeletions) -> APIRouter:
         summary="Give up an open deletion: what was not proven gone may be there still",
         responses=documented(404, 409, 422),
     )
-    def abandon(deletion_id: DeletionId, order: ActorOrder) -> DeletionView:
-        return done(lambda: deletions.abandon(deletion_id, order.actor))
+    def abandon(deletion_id: DeletionId, _: Order, who: Admin) -> DeletionView:
+        return done(lambda: deletions.abandon(deletion_id, who.name))
 
     @routes.post(
         "/tenants/{tenant:path}/enable",
         summary="Refuse a deleted tenant no longer",
         responses=documented(404, 409, 422),
     )
-    def enable(tenant: Annotated[str, Path(max_length=256)], order: ActorOrder) -> list[RefusedTenantView]:
+    def enable(tenant: Annotated[str, Path(max_length=256)], _: Order, who: Admin) -> list[RefusedTenantView]:
         """Answers with those that are refused still."""
-        return done(lambda: deletions.enable(tenant, order.actor))
+        return done(lambda: deletions.enable(tenant, who.name))
 
     return routes

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from advisor.access.doorkeeper import NOBODY, Doorkeeper
+from advisor.api.measuring import Observe
 from advisor.deletion_views import AdvisorDeletions
+from advisor.tracing import Span, no_span
 from advisor.views import AdvisorActions, AdvisorReader
 
 
@@ -17,5 +20,9 @@ class AdminParts:
     reader: AdvisorReader
     metrics: Callable[[], bytes]
     """Prometheus' text."""
+    doorkeeper: Doorkeeper = NOBODY
+    """The default lets nobody in."""
+    observe: Observe = lambda _route, _method, _status, _seconds: None
+    span: Span = no_span
     actions: AdvisorActions | None = None
     deletions: AdvisorDeletions | None = None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 
+from advisor.access.identity import Scope
+from advisor.api.access import needs
 from advisor.views import AdvisorReader, ComparisonView, PoliciesView
 
 
 def policy_routes(reader: AdvisorReader) -> APIRouter:
     """`/api/v1/policies`: nothing is changed by asking."""
-    routes = APIRouter(prefix="/api/v1/policies", tags=["policies"])
+    routes = APIRouter(prefix="/api/v1/policies", tags=["policies"], dependencies=[Depends(needs(Scope.READ))])
 
     @routes.get("", summary="The policy in force, and those there are")
     def policies() -> PoliciesView:

@@ -9,6 +9,8 @@ from sample_actions import SampleActions
 from sample_deletions import SampleDeletions
 from sample_reader import SampleReader
 
+from advisor.access.doorkeeper import Doorkeeper
+from advisor.access.identity import LOCAL
 from advisor.api.parts import AdminParts
 
 METRICS = b"# TYPE kvadvisor_blocks gauge\nkvadvisor_blocks 7\n"
@@ -17,6 +19,7 @@ METRICS = b"# TYPE kvadvisor_blocks gauge\nkvadvisor_blocks 7\n"
 def sample_parts(**others: Any) -> AdminParts:
     """`others` stand in the place of the samples, by the names of `AdminParts`."""
     parts = AdminParts(
-        reader=SampleReader(), metrics=lambda: METRICS, actions=SampleActions(), deletions=SampleDeletions()
+        reader=SampleReader(), metrics=lambda: METRICS, doorkeeper=Doorkeeper(anonymous=LOCAL), actions=SampleActions(),
+        deletions=SampleDeletions(),
     )
     return replace(parts, **others)

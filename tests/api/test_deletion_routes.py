@@ -9,6 +9,9 @@ from direct import Direct
 from sample_deletions import SampleDeletions
 from sample_reader import SampleReader
 
+from advisor.access.doorkeeper import Doorkeeper
+from advisor.access.identity import Identity
+from advisor.access.identity import Scope as AccessScope
 from advisor.deletion_views import DeletionPage, DeletionView
 from advisor.deletions import Scope
 
@@ -22,7 +25,8 @@ def deletions() -> SampleDeletions:
 
 @pytest.fixture
 def client(deletions: SampleDeletions) -> Direct:
-    return Direct(SampleReader(), deletions=deletions)
+    ann = Doorkeeper(anonymous=Identity("ann", AccessScope.ADMIN))
+    return Direct(SampleReader(), deletions=deletions, doorkeeper=ann)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +40,7 @@ def client(deletions: SampleDeletions) -> Direct:
 def test_an_order_is_accepted_with_its_scope_and_actor(
     client: Direct, deletions: SampleDeletions, body: dict[str, str], scope: Scope
 ) -> None:
-    answer = client.request("POST", "/api/v1/deletions", json={**body, "actor": "ann"})
+    answer = client.request("POST", "/api/v1/deletions", json=body)
     view = DeletionView.model_validate_json(answer.content)
     assert (answer.status_code, view.id, view.state) == (202, "d-3", "requested")
     assert (view.tenant, view.namespace_id, view.prefix) == tuple(
@@ -62,8 +66,8 @@ def test_pages_give_each_deletion_once_and_the_refused_tenants(client: Direct) -
 
 
 def test_abandon_and_enable_name_who_asks_and_what_is_left(client: Direct) -> None:
-    abandoned = client.request("POST", "/api/v1/deletions/d-2/abandon", json={"actor": "bo"})
-    assert (abandoned.json()["state"], abandoned.json()["note"]) == ("failed", "given up by bo")
+    abandoned = client.request("POST", "/api/v1/deletions/d-2/abandon", json={})
+    assert (abandoned.json()["state"], abandoned.json()["note"]) == ("failed", "given up by ann")
     enabled = client.request("POST", "/api/v1/tenants/chat/enable", json={})
     assert [each["tenant"] for each in enabled.json()] == ["agents"]
     assert "'team/a' is not refused" in client.request("POST", "/api/v1/tenants/team%2Fa/enable", json={}).text
