@@ -69,14 +69,15 @@ def advise(
         capacity = None if capacity_bytes is None else int(capacity_bytes // size_bytes)
         advice = advise_on(sizing, target=target_hit_ratio, capacity_blocks=capacity)
     console = Console(markup=False, highlight=False)
-    for line in in_words(advice, file.name, costs):
+    words = in_words(advice, file.name, costs)
+    for line in words:
         console.print(line, soft_wrap=True)
     console.print(_curve(advice))
     console.print(_admissions(advice))
     for reason, count in refused.items():
         console.print(f"not used: {count:,} × {reason}", soft_wrap=True)
     if json_out is not None:
-        write_json(json_out, {"path": str(file), "refused": refused} | advice.as_json())
+        write_json(json_out, {"path": str(file), "refused": refused, "in_words": words} | advice.as_json())
 
 
 def in_words(advice: Advice, name: str, costs: Costs) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from advisor.outputs import require_writable, write_json, write_text
-from advisor.recorded import Reading, read_recorded
+from advisor.recorded import Reading, is_log, read_recorded
+from advisor.recorded_requests import requests_of
+from advisor.traces import RequestFacts
 from advisor.web import formats
 from advisor.web.stream_page import render_stream
+from event_plane.recording import detect_format
 from event_plane.stream_report import Report, StreamReport
 
 
@@ -24,21 +29,48 @@ def inspect(
     ],
     json_out: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
     html_out: Annotated[Path | None, typer.Option("--html", help="Write them here as a page of its own.")] = None,
+    requests: Annotated[
+        bool,
+        typer.Option(
+            "--requests",
+            help="Also put together the requests behind the events, in memory, and count their blocks. Takes a trace of"
+            " requests (.jsonl, .jsonl.gz) too.",
+        ),
+    ] = False,
 ) -> None:
     """Show what a recorded stream holds: producers, epochs, gaps, rates and the mix of events."""
     for out in (json_out, html_out):
         if out is not None:
             require_writable(out)
     reading, stream = Reading(), StreamReport()
-    for recorded in read_recorded(file, reading):
-        stream.add(recorded)
+    holds_events = not (requests and _is_trace(file))
+    if holds_events:
+        for recorded in read_recorded(file, reading):
+            stream.add(recorded)
     report = stream.report()
-    _print(Console(markup=False, highlight=False), report, reading)
+    facts = requests_of(file)[0].facts() if requests else None
+    console = Console(markup=False, highlight=False)
+    if holds_events:
+        _print(console, report, reading)
+    if facts is not None:
+        console.print(_requests_told(facts), soft_wrap=True)
     if json_out is not None:
         read = {"path": str(file), "duplicates_dropped": reading.duplicates, "refused": dict(reading.refused)}
-        write_json(json_out, read | msgspec.to_builtins(report))
+        behind: Mapping[str, object] = {} if facts is None else {"requests": asdict(facts)}
+        write_json(json_out, read | msgspec.to_builtins(report) | behind)
     if html_out is not None:
         write_text(html_out, render_stream(report, file.name))
+
+
+def _is_trace(file: Path) -> bool:
+    return not is_log(file) and detect_format(file) == "trace"
+
+
+def _requests_told(facts: RequestFacts) -> str:
+    return (
+        f"{facts.requests:,} requests of {facts.input_tokens:,} tokens in {formats.seconds(facts.span_s)}:"
+        f" {facts.accesses:,} uses of {facts.blocks:,} different blocks"
+    )
 
 
 def _print(console: Console, report: Report, reading: Reading) -> None:

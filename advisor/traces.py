@@ -16,6 +16,19 @@ from event_plane.schema import RECORD_DTYPE, Records, Tier
 
 
 @dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """Of a trace: `blocks` are different ones, `accesses` uses of them. A whole block's tokens and bytes; 0: not told."""
+
+    requests: int
+    accesses: int
+    blocks: int
+    input_tokens: int
+    block_tokens: int
+    block_bytes: int
+    span_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """A parsed trace. Request i has the blocks `ends[i - 1]` … `ends[i]` of `records` and `hashes`, root to leaf.
 
@@ -44,6 +57,18 @@ class Trace:
     def as_requests(self) -> RequestTrace:
         """The trace as `advisor.caches` replays it."""
         return RequestTrace.of(self.hashes, self.ends, self.records["depth"], self.input_tokens, self.block_tokens)
+
+    def facts(self) -> RequestFacts:
+        """What there is to say of it before it is replayed."""
+        return RequestFacts(
+            requests=self.requests,
+            accesses=self.accesses,
+            blocks=self.as_requests().blocks,
+            input_tokens=sum(self.input_tokens),
+            block_tokens=max(self.block_tokens, default=0),
+            block_bytes=self.block_bytes,
+            span_s=(self.timestamps_ms[-1] - self.timestamps_ms[0]) / 1000 if self.requests else 0.0,
+        )
 
     def low_hashes(self, requests: RequestTrace, present: npt.NDArray[np.bool_]) -> list[int]:
         """Low 64 bits of the hashes of those blocks of `requests` that are present, sorted."""

@@ -210,6 +210,12 @@ def read_parquet(path: Path) -> Generator[RecordedBatch, None, None]:
             yield from _checked_group(path, file, number, group)
 
 
+def read_facts(path: Path) -> RecordingFacts:
+    """What the footer of a recording says: its groups are not read. Raises `RecordingError` as `read_parquet` does."""
+    with _opened(path) as (_, facts):
+        return facts
+
+
 def _checked_group(path: Path, file: pq.ParquetFile, number: int, facts: GroupFacts) -> list[RecordedBatch]:
     try:
         declared = file.metadata.row_group(number)
