@@ -101,7 +101,8 @@ class VolumeEntry(msgspec.Struct, frozen=True, tag="volume"):
 
 
 class OperatorEntry(msgspec.Struct, frozen=True, tag="operator"):
-    """A person's action: `pause` and `resume` of moves, on one volume or (volume empty) on all; `cancel` of one move or
+    """A person's action: `pause` and `resume` of moves, on one volume or (volume empty) on all; `drain` of a volume and
+    `undrain`; `watermarks` of one, as fractions of its capacity; `cancel` of one move or
     (move empty) of all that are open; `delete` of a tenant, a namespace or in that a prefix (128-bit hash in hex),
     under the id `deletion`; `abandon` of a deletion; `enable` of a tenant that was deleted.
 
@@ -118,6 +119,8 @@ class OperatorEntry(msgspec.Struct, frozen=True, tag="operator"):
     namespace_id: int = 0
     prefix: str = ""
     detail: str = ""
+    low_watermark: float = 0.0
+    high_watermark: float = 0.0
 
 
 class LayoutEntry(msgspec.Struct, frozen=True, tag="layout"):

@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -55,7 +55,7 @@ from event_plane import wire
 from event_plane.schema import Batch, BatchKind, Namespace, Records
 
 REFUSALS_KEPT_MAX = 256
-NOTED_ACTIONS: frozenset[str] = frozenset()
+NOTED_ACTIONS: frozenset[str] = frozenset({"register", "unregister", "resize", "scrub"})
 """Operator actions that are logged for the audit alone."""
 NAMESPACES_KEPT_MAX = 16_384
 """Past it those without a block are forgotten."""
@@ -63,6 +63,7 @@ RATE_WEIGHT = 0.3
 """Weight of the newest measurement in a volume's smoothed rate."""
 PEAK_FADE = 0.995
 """What a volume's best rate keeps of itself at each measurement."""
+DAY_US = 86_400_000_000
 TRUSTED_BYTES = 64 << 20
 """A measured rate decides about moves from so many bytes on."""
 
@@ -83,6 +84,28 @@ class ProducerState:
     """Those that were whole, and are taken for all that it has placed."""
 
 
+class Drain(NamedTuple):
+    """When a volume's blocks began to leave, in the fold's time, and how many there were."""
+
+    since_us: int
+    blocks: int
+
+
+class WrittenBytes(NamedTuple):
+    """What a volume was written on one day, counted from the epoch in UTC, and on the day before it."""
+
+    day: int = 0
+    today: int = 0
+    yesterday: int = 0
+
+    def on(self, now_us: int) -> WrittenBytes:
+        """As it stands at that time."""
+        day = now_us // DAY_US
+        if day == self.day:
+            return self
+        return WrittenBytes(day, 0, self.today if day == self.day + 1 else 0)
+
+
 @dataclass(slots=True)
 class VolumeState:
     """A registered volume: its owner's description, its place's id in the index, measured rates in bytes/s."""
@@ -99,6 +122,11 @@ class VolumeState:
     """Bytes measured so far, by operation."""
     away: str = ""
     """Why it cannot be used now; empty where it can."""
+    drain: Drain | None = None
+    """Since it is drained."""
+    watermarks: tuple[float, float] | None = None
+    """Low and high, in the place of the descriptor's."""
+    written: WrittenBytes = WrittenBytes()
 
     @property
     def optional(self) -> bool:
@@ -109,11 +137,22 @@ class VolumeState:
     def volume_id(self) -> str:
         return str(self.descriptor["id"])
 
-    def measure(self, operation: str, rate: float, transferred_bytes: int) -> None:
+    @property
+    def low_watermark(self) -> float:
+        return float(self.descriptor["low_watermark"]) if self.watermarks is None else self.watermarks[0]
+
+    @property
+    def high_watermark(self) -> float:
+        return float(self.descriptor["high_watermark"]) if self.watermarks is None else self.watermarks[1]
+
+    def measure(self, operation: str, rate: float, transferred_bytes: int, now_us: int) -> None:
         old = self.rates.get(operation, rate)
         self.rates[operation] = old + RATE_WEIGHT * (rate - old)
         self.peaks[operation] = max(self.rates[operation], PEAK_FADE * self.peaks.get(operation, 0.0))
         self.measured[operation] = self.measured.get(operation, 0) + transferred_bytes
+        if operation == "write":
+            written = self.written.on(now_us)
+            self.written = written._replace(today=written.today + transferred_bytes)
 
     def known_rate(self, operation: str) -> float | None:
         """As its owner declares it, else as measured."""
@@ -145,8 +184,8 @@ class VolumeState:
             tier=int(self.descriptor["tier"]),
             speed_rank=int(self.descriptor["speed_rank"]),
             capacity_blocks=int(self.descriptor["capacity_blocks"]),
-            high_watermark=float(self.descriptor["high_watermark"]),
-            low_watermark=float(self.descriptor["low_watermark"]),
+            high_watermark=self.high_watermark,
+            low_watermark=self.low_watermark,
             read_bytes_per_s=self.known_rate("read"),
             write_bytes_per_s=self.known_rate("write"),
             rates_trusted=self.rates_trusted,
@@ -156,6 +195,7 @@ class VolumeState:
             endurance_bytes_per_day=float(self.descriptor.get("endurance_bytes_per_day", 0.0)),
             retention_s=float(self.descriptor.get("retention_s", 0.0)),
             tenants=tuple(self.descriptor.get("tenants", ())),
+            draining=self.drain is not None,
         )
 
 
@@ -243,7 +283,7 @@ class Fold:
             return Plan()
         touched = self.index.touched_since_drain()
         if self.comparison is not None:
-            volumes, book, out = self.volumes_by_speed(), self.policies.book, self._out_of_plans()
+            volumes, book, out = self.volumes_by_speed(), self.policies.book, self._out_of_use()
             refused = frozenset(self.deletions.refused)
             self.comparison.tick(
                 self.index, volumes, touched, book, since_us, self.now_us, out, self.namespaces, refused
@@ -277,7 +317,8 @@ class Fold:
     def _plan_compactions(self, position: int) -> list[CompactionProposal]:
         volumes = [volume.as_planned() for volume in self.volumes.values()]
         proposals = plan_compactions(
-            self.index, volumes, self.compactions, self.policies.buckets, self.limits, self.now_us, self._out_of_plans()
+            self.index, volumes, self.compactions, self.policies.buckets, self.limits, self.now_us,
+            self._out_of_use(),
         )
         for number, proposal in enumerate(proposals):
             self.compactions.add(
@@ -348,9 +389,14 @@ class Fold:
     def _out_of_plans(self) -> frozenset[str]:
         return frozenset(self.paused | {volume.volume_id for volume in self.volumes.values() if volume.away})
 
+    def _out_of_use(self) -> frozenset[str]:
+        """And those that are drained: nothing is laid out anew there, and shadows do without them."""
+        return self._out_of_plans() | {volume.volume_id for volume in self.volumes.values() if volume.drain is not None}
+
     def _spare_last_copies(self, plan: Plan) -> None:
-        """The last copy of a block is deleted from the slowest volume alone, and not while that one is paused or away:
-        then another is the slowest of those that were planned for. No optional volume that is away is waited for.
+        """The last copy of a block is deleted from the slowest volume alone, and not while that one is paused, away or
+        being drained: then another is the slowest of those that were planned for. No optional volume that is away is
+        waited for.
         """
         lasting = [v.as_planned() for v in self.volumes.values() if not (v.away and v.optional)]
         slowest = max(lasting, key=lambda volume: volume.order, default=None)
@@ -359,7 +405,8 @@ class Fold:
         proposals, plan.proposals = plan.proposals, []
         for each in proposals:
             if each.kind is MoveKind.DELETE and not each.deletion and each.source != slowest.volume_id:
-                plan.refuse(each.block, each.source, f"{each.reason}, but {slowest.volume_id} is paused or away")
+                standing = "being drained" if slowest.draining else "paused or away"
+                plan.refuse(each.block, each.source, f"{each.reason}, but {slowest.volume_id} is {standing}")
             else:
                 plan.proposals.append(each)
 
@@ -457,6 +504,7 @@ class Fold:
         state = VolumeState(entry.descriptor, entry.agent, entry.producer, place, away=entry.away)
         if known is not None:
             state.rates, state.peaks, state.measured = known.rates, known.peaks, known.measured
+            state.drain, state.watermarks, state.written = known.drain, known.watermarks, known.written
         self.deletions.suspect(self.deletions.refused)
         self.volumes[volume_id] = state
 
@@ -485,6 +533,8 @@ class Fold:
             wanted = [move for move in self.moves.open.values() if entry.move in ("", move.move_id)]
             self._abort(f"cancelled by {entry.actor}", [move for move in wanted if move.state in CANCELLED_IN])
             self._abort_compactions(f"cancelled by {entry.actor}", compaction_id=entry.move)
+        elif entry.action in ("drain", "undrain", "watermarks"):
+            self._apply_volume_order(entry)
         elif entry.action in ("delete", "abandon", "enable"):
             try:
                 self._apply_deletion_order(entry)
@@ -492,6 +542,22 @@ class Fold:
                 self.skipped[f"operator action {entry.action} that cannot be"] += 1
         elif entry.action not in NOTED_ACTIONS:
             self.skipped[f"operator action {entry.action}"] += 1
+
+    def _apply_volume_order(self, entry: OperatorEntry) -> None:
+        volume = self.volumes.get(entry.volume)
+        low, high = entry.low_watermark, entry.high_watermark
+        if volume is None or (entry.action == "watermarks" and not 0 < low < high <= 1):
+            self.skipped[f"operator action {entry.action} that cannot be"] += 1
+        elif entry.action == "watermarks":
+            volume.watermarks = (low, high)
+        elif entry.action == "undrain":
+            volume.drain = None
+        elif volume.drain is None:
+            volume.drain = Drain(self.now_us, self.index.place_figures(volume.place).blocks)
+            why = f"{entry.volume} is being drained"
+            coming = [move for move in self.moves.open.values() if move.target == entry.volume]
+            self._abort(why, [move for move in coming if move.state in CANCELLED_IN])
+            self._abort_compactions(why, entry.volume)
 
     def _apply_deletion_order(self, entry: OperatorEntry) -> None:
         """Raises `IllegalDeletion`, and `ValueError` for a prefix that is no hash."""
@@ -508,7 +574,8 @@ class Fold:
         if volume is None or entry.seconds <= 0:
             self.skipped["measurement of an unknown volume"] += 1
             return
-        volume.measure(entry.operation, entry.transferred_bytes / entry.seconds, entry.transferred_bytes)
+        rate = entry.transferred_bytes / entry.seconds
+        volume.measure(entry.operation, rate, entry.transferred_bytes, self.now_us)
 
     # -- batches
 
@@ -661,6 +728,7 @@ class Fold:
             v = self.volumes[volume_id]
             rows.append([volume_id, v.agent, v.producer, v.descriptor, sorted(v.rates.items())])
             rows.append([sorted(v.peaks.items()), sorted(v.measured.items()), v.away])
+            rows.append([v.drain, v.watermarks, v.written])
         with index.lock:
             rows += _described(index)
             rows += self.policies.described(index)

@@ -10,7 +10,7 @@ import numpy as np
 from advisor.compactions import SavedCompactions
 from advisor.deletion_state import SavedDeletions, restore_deletions, save_deletions
 from advisor.deletions import IllegalDeletion
-from advisor.fold import Fold, ProducerState, RefusalNote, VolumeState
+from advisor.fold import Drain, Fold, ProducerState, RefusalNote, VolumeState, WrittenBytes
 from advisor.index import Key, PlaceKey
 from advisor.moves import Move, MoveKind, MoveState
 from advisor.policies.limits import Limits
@@ -19,9 +19,9 @@ from advisor.shadow_comparison import Comparison, SavedComparison
 from advisor.snapshots import Chunk, PendingSnapshot
 from event_plane.schema import RECORD_DTYPE, Namespace
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """What is written. Older ones are read too: 1 knew no snapshots, 2 no policies that remember, 3 no deletions, no dry
-runs and no volumes that are away."""
+runs and no volumes that are away, 4 no volumes that are drained, and no settings that were changed in the view."""
 
 
 class StateError(Exception):
@@ -62,6 +62,9 @@ class _Volume(msgspec.Struct, array_like=True):
     peaks: dict[str, float] = {}
     measured: dict[str, int] = {}
     away: str = ""
+    drain: Drain | None = None
+    watermarks: tuple[float, float] | None = None
+    written: WrittenBytes = WrittenBytes()
 
 
 class _Key(msgspec.Struct, array_like=True):
@@ -152,7 +155,10 @@ def export_state(fold: Fold) -> bytes:
                 for producer_id, p in fold.producers.items()
             ],
             volumes=[
-                _Volume(v.descriptor, v.agent, v.producer, v.rates, v.peaks, v.measured, v.away)
+                _Volume(
+                    v.descriptor, v.agent, v.producer, v.rates, v.peaks, v.measured, v.away, v.drain, v.watermarks,
+                    v.written,
+                )
                 for v in fold.volumes.values()
             ],
             moves_open=[_from_move(move) for move in moves.open.values()],
@@ -213,7 +219,7 @@ def restore_state(fold: Fold, state: bytes) -> None:
         place = fold.index.place(PlaceKey(volume.producer, tier, volume_id))
         fold.volumes[volume_id] = VolumeState(
             volume.descriptor, volume.agent, volume.producer, place, volume.rates, volume.peaks, volume.measured,
-            volume.away,
+            volume.away, volume.drain, volume.watermarks, volume.written,
         )  # fmt: skip
     try:
         fold.policies.restore(saved.policies)

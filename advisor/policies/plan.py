@@ -37,6 +37,8 @@ class Volume:
     """Blocks unused for so long leave. 0: they stay."""
     tenants: tuple[str, ...] = ()
     """Whose blocks may come here; empty is everybody's."""
+    draining: bool = False
+    """All of its blocks are to leave, and none comes."""
 
     @property
     def order(self) -> tuple[int, float, str]:
