@@ -43,6 +43,7 @@ class NavigationEntry:
 
 NAVIGATION = (
     NavigationEntry("overview", "/", "Overview"),
+    NavigationEntry("producers", "/producers", "Producers"),
     NavigationEntry("docs", "/docs", "API"),
 )
 """The pages, in order. A page's file adds its line here."""

@@ -16,6 +16,7 @@ from advisor.api.access import needs
 from advisor.api.feed import LiveFeed
 from advisor.api.parts import AdminParts
 from advisor.api.routes import stream_place
+from advisor.web.page_producers import producers_routes
 from advisor.web.pages import Pages
 
 Reader = Annotated[Identity, Depends(needs(Scope.READ))]
@@ -35,6 +36,8 @@ def page_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRouter:
     @routes.get("/docs")
     def docs(who: Reader) -> HTMLResponse:
         return HTMLResponse(pages.docs(who))
+
+    routes.include_router(producers_routes(pages, parts, feed))
 
     @routes.get(
         "/live",
