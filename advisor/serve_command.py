@@ -47,6 +47,7 @@ def serve(
             metrics=lambda: render_metrics(service, reader),
             observe=service.metrics.observe_request,
             span=service.span,
+            answers_file=settings.directory / "answers.sqlite",
             doorkeeper=Doorkeeper(anonymous=LOCAL),
             actions=ServiceActions(service),
             deletions=ServiceDeletions(service),

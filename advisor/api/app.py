@@ -16,10 +16,15 @@ from advisor.api.actions import action_routes
 from advisor.api.advice import advice_routes
 from advisor.api.deletions import deletion_routes
 from advisor.api.door import Door
+from advisor.api.etags import ETags
+from advisor.api.even_timing import EvenTiming
 from advisor.api.feed import LiveFeed
 from advisor.api.guard import Guard
+from advisor.api.idempotency import Idempotency
+from advisor.api.measuring import Measuring
 from advisor.api.parts import AdminParts
 from advisor.api.policies import policy_routes
+from advisor.api.remembered_file import RememberedFile
 from advisor.api.routes import api_routes, probe_routes
 from advisor.web.pages import Pages
 from advisor.web.routes import page_routes, static_files
@@ -37,11 +42,14 @@ def create_app(parts: AdminParts) -> FastAPI:
     (`advisor.api.server.AdminServer` does).
     """
     feed = LiveFeed(parts.reader)
+    answers = None if parts.answers_file is None else RememberedFile(parts.answers_file)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         feed.close()
+        if answers is not None:
+            answers.close()
 
     # FastAPI's own /docs loads its scripts from another host; `page_routes` has one that loads ours.
     app = FastAPI(
@@ -65,6 +73,10 @@ def create_app(parts: AdminParts) -> FastAPI:
         app.include_router(deletion_routes(parts.deletions))
     app.include_router(page_routes(Pages(parts), parts, feed))
     app.mount("/static", static_files(), name="static")
+    app.add_middleware(ETags)
+    app.add_middleware(Idempotency, file=answers)
+    app.add_middleware(EvenTiming)
     app.add_middleware(Door, doorkeeper=parts.doorkeeper)
     app.add_middleware(Guard)
+    app.add_middleware(Measuring, observe=parts.observe, span=parts.span)
     return app

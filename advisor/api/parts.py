@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from advisor.access.doorkeeper import NOBODY, Doorkeeper
 from advisor.api.measuring import Observe
@@ -22,6 +23,8 @@ class AdminParts:
     """Prometheus' text."""
     doorkeeper: Doorkeeper = NOBODY
     """The default lets nobody in."""
+    answers_file: Path | None = None
+    """Where answers to writes with an Idempotency-Key are kept; None: for as long as this process."""
     observe: Observe = lambda _route, _method, _status, _seconds: None
     span: Span = no_span
     actions: AdvisorActions | None = None
