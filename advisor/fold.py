@@ -106,6 +106,8 @@ class WrittenBytes(NamedTuple):
         return WrittenBytes(day, 0, self.today if day == self.day + 1 else 0)
 
 
+NOTHING_WRITTEN = WrittenBytes()
+
 @dataclass(slots=True)
 class VolumeState:
     """A registered volume: its owner's description, its place's id in the index, measured rates in bytes/s."""
@@ -126,7 +128,7 @@ class VolumeState:
     """Since it is drained."""
     watermarks: tuple[float, float] | None = None
     """Low and high, in the place of the descriptor's."""
-    written: WrittenBytes = WrittenBytes()
+    written: WrittenBytes = NOTHING_WRITTEN
 
     @property
     def optional(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from advisor.compactions import SavedCompactions
 from advisor.deletion_state import SavedDeletions, restore_deletions, save_deletions
 from advisor.deletions import IllegalDeletion
-from advisor.fold import Drain, Fold, ProducerState, RefusalNote, VolumeState, WrittenBytes
+from advisor.fold import NOTHING_WRITTEN, Drain, Fold, ProducerState, RefusalNote, VolumeState, WrittenBytes
 from advisor.index import Key, PlaceKey
 from advisor.moves import Move, MoveKind, MoveState
 from advisor.policies.limits import Limits
@@ -64,7 +64,7 @@ class _Volume(msgspec.Struct, array_like=True):
     away: str = ""
     drain: Drain | None = None
     watermarks: tuple[float, float] | None = None
-    written: WrittenBytes = WrittenBytes()
+    written: WrittenBytes = NOTHING_WRITTEN
 
 
 class _Key(msgspec.Struct, array_like=True):

@@ -44,10 +44,12 @@ class Sight:
         eviction: Eviction,
         purse: Purse,
         kept_out: Callable[[BlockRow], str],
+        drained: Sequence[Volume] = (),
     ) -> None:
         self.index = index
         self.ordered = ordered
-        """Volumes, fastest first."""
+        """Volumes, fastest first, without those that are drained."""
+        self.drained = drained
         self.moves = moves
         self.limits = limits
         self.now_us = now_us
@@ -123,8 +125,9 @@ class Sight:
 
     def _occupied(self) -> Counter[str]:
         """Slots in use or promised on each volume, less those that open moves will free."""
-        occupied = Counter({v.volume_id: self.index.place_figures(v.place).blocks for v in self.ordered})
-        places = {v.volume_id: v.place for v in self.ordered}
+        known = (*self.ordered, *self.drained)
+        occupied = Counter({v.volume_id: self.index.place_figures(v.place).blocks for v in known})
+        places = {v.volume_id: v.place for v in known}
         for move in self.moves.open.values():
             block = self.index.get(move.key)
             here = set() if block is None else {placed.place for placed in block.placements}
@@ -181,14 +184,24 @@ class Sight:
     # -- deciding
 
     def take_order(self, proposal: Proposal) -> None:
-        """Take a delete that a person ordered into the plan: no budget is asked. Its volume is one of `ordered`."""
-        source = next(volume for volume in self.ordered if volume.volume_id == proposal.source)
+        """Take a delete that a person ordered into the plan: no budget is asked. Its volume is one that is planned for.
+        """
+        source = next(each for each in (*self.ordered, *self.drained) if each.volume_id == proposal.source)
         self.plan.propose(proposal)
         self.occupied[source.volume_id] -= 1
         self.left[proposal.block.row] = source.place
 
-    def propose(self, proposal: Proposal, source: Volume, target: Volume | None) -> None:
-        """Take a move into the plan, and all that follows from it. It must be affordable."""
+    def send_out(self, proposal: Proposal, source: Volume, target: Volume | None = None) -> None:
+        """Take a move out of a drained volume into the plan. It must be affordable.
+
+        What policies remember stays as it is: the block leaves for no fault of its own, and may come back at once.
+        """
+        self._take(proposal, target)
+        self.occupied[source.volume_id] -= 1
+        self.left[proposal.block.row] = source.place
+
+    def _take(self, proposal: Proposal, target: Volume | None) -> None:
+        """Count a move in, but for what it takes out of its source."""
         block, kind = proposal.block, proposal.kind
         assert isinstance(block, BlockRow)
         copies = kind in (MoveKind.PROMOTE, MoveKind.DEMOTE)
@@ -201,6 +214,12 @@ class Sight:
             if held is not None:
                 held[0] += 1
                 held[1] += proposal.block_bytes
+
+    def propose(self, proposal: Proposal, source: Volume, target: Volume | None) -> None:
+        """Take a move into the plan, and all that follows from it. It must be affordable."""
+        block, kind = proposal.block, proposal.kind
+        assert isinstance(block, BlockRow)
+        self._take(proposal, target)
         slot = self.state.book.slot(self.index, block.row)
         if kind is MoveKind.PROMOTE:
             assert target is not None

@@ -15,6 +15,7 @@ from advisor.index import ArrayIndex, BlockRow
 from advisor.moves import MoveTable
 from advisor.policies.admission import arms_of
 from advisor.policies.budgets import Purse
+from advisor.policies.draining import drain
 from advisor.policies.eviction import EVICTIONS, Eviction
 from advisor.policies.limits import Limits
 from advisor.policies.plan import Plan, Proposal, Volume
@@ -42,7 +43,8 @@ def plan_moves(
     orders: Sequence[Proposal] = (),
     kept_out: Callable[[BlockRow], str] = lambda block: "",
 ) -> Plan:
-    """Plan over `volumes`. `touched`: rows of blocks used since the last plan, in order. Paused volumes stay out.
+    """Plan over `volumes`. `touched`: rows of blocks used since the last plan, in order. Paused volumes stay out; those
+    that are drained are planned for by `drain` alone.
 
     `orders`: deletes that people want, of volumes that are not paused; they come first and cost no budget. `kept_out`
     says why a block is brought to no volume, if so.
@@ -52,7 +54,9 @@ def plan_moves(
     state = state if state is not None else PolicyState()
     policy = policy_named(limits.admission)
     eviction = eviction_of(limits)
-    ordered = sorted((v for v in volumes if v.volume_id not in paused), key=lambda v: v.order)
+    usable = sorted((v for v in volumes if v.volume_id not in paused), key=lambda v: v.order)
+    ordered = [volume for volume in usable if not volume.draining]
+    drained = [volume for volume in usable if volume.draining]
     rows = np.fromiter(touched, np.int32)
     with index.lock:
         planned = sum(1 for move in moves.open.values() if not move.deletion)
@@ -64,12 +68,16 @@ def plan_moves(
         state.learning.lose(given)
         inflation = state.ageing_of(ordered[0].volume_id).inflation if ordered else 0.0
         first_us = state.learning.hear(index, rows, slots, eviction.rule, inflation)
-        sight = Sight(index, ordered, moves, limits, now_us, state, namespaces or {}, eviction, purse, kept_out)
+        sight = Sight(
+            index, ordered, moves, limits, now_us, state, namespaces or {}, eviction, purse, kept_out, drained
+        )
         for order in orders:
             sight.take_order(order)
         for volume in ordered:
             expire(sight, volume)
             relieve(sight, volume)
+        for volume in drained:
+            drain(sight, volume)
         if len(ordered) > 1:
             promote(sight, policy, rows, slots, first_us)
         else:
