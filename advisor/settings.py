@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import itertools
 import json
 import tomllib
@@ -13,13 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from advisor.access.masking import masked_text
+from advisor.api_settings import ApiSettings
 from advisor.errors import SettingsError
 from advisor.policies.eviction import EVICTIONS
 from advisor.policies.registry import PolicyUnknown, policy_named, policy_version
+from advisor.settings_section import Section
 from advisor.shadow import BLOCKS_MAX
 from advisor.shadow_comparison import LIVE, SHADOWS_MAX
 from event_plane.credentials import Credentials
@@ -30,29 +32,6 @@ ENVIRONMENT_PREFIX = "KVADVISOR_"
 NESTED = "__"
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ApiSettings(Section):
-    """Where the admin API and pages are served."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(default=8470, ge=0, le=65_535)
-    """0: any free port."""
-
-    @field_validator("host")
-    @classmethod
-    def _loopback(cls, host: str) -> str:
-        try:
-            loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            loopback = False
-        if not loopback:
-            raise ValueError("the API has no login yet (issue 7): bind it to 127.0.0.1, ::1 or localhost")
-        return host
 
 
 class NatsIdentity(Section):
@@ -165,6 +144,14 @@ class QuotaSettings(Section):
     block_bytes: int = Field(default=0, ge=0, le=1 << 60)
 
 
+class TracesSettings(Section):
+    """Spans for OpenTelemetry, with the extra `otel`."""
+
+    enabled: bool = False
+    endpoint: str = ""
+    """Where spans go, over HTTP; empty: as the environment's `OTEL_EXPORTER_OTLP_ENDPOINT` says."""
+
+
 class PolicySettings(Section):
     """What the planner may do: `advisor.policies.limits.Limits`, field for field. Logged whole."""
 
@@ -246,6 +233,7 @@ class AdvisorSettings(BaseSettings):
     """Memory of the index. When it is full, Stores of blocks that are not there are skipped and counted."""
     api: ApiSettings = ApiSettings()
     log: LogSettings = LogSettings()
+    traces: TracesSettings = TracesSettings()
     sources: tuple[SourceSettings, ...] = ()
     agents: tuple[AgentSettings, ...] = ()
     hooks: tuple[str, ...] = ()
@@ -354,12 +342,17 @@ def _anchor(values: dict[str, Any], folder: Path) -> None:
     """Makes the paths in `values` absolute: the directory, and every key whose name ends in `_file`."""
     if isinstance(values.get("directory"), str):
         values["directory"] = (folder / values["directory"]).absolute()
-    sources = values.get("sources")
-    for section in [values.get("log"), *(sources if isinstance(sources, list) else [])]:
-        if isinstance(section, dict):
-            for key, value in section.items():
-                if key.endswith("_file") and isinstance(value, str):
-                    section[key] = (folder / value).absolute()
+    _anchor_files(values, folder)
+
+
+def _anchor_files(value: Any, folder: Path) -> None:
+    for key, each in value.items() if isinstance(value, dict) else []:
+        if key.endswith("_file") and isinstance(each, str):
+            value[key] = (folder / each).absolute()
+        else:
+            _anchor_files(each, folder)
+    for each in value if isinstance(value, list) else []:
+        _anchor_files(each, folder)
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -389,7 +382,7 @@ def _variables(model: type[BaseModel], prefix: str) -> dict[str, bool]:
     for key, field in model.model_fields.items():
         variable = prefix + key.upper()
         section, is_list = section_of(field)
-        variables[variable] = section is None and not is_list
+        variables[variable] = section is None and not is_list and get_origin(field.annotation) is not dict
         if section is not None and not is_list:
             variables |= _variables(section, variable + NESTED)
     return variables
@@ -426,7 +419,7 @@ def _sentence(detail: Any, place: str) -> str:
         variable = f" or set {ENVIRONMENT_PREFIX}{key.upper()}" if len(location) == 1 else ""
         return f"{key} {place} is missing: add it{variable}"
     problem = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else _lowered(detail["msg"])
-    return f"{key} = {_shown(detail['input'])} {place} cannot be used: {problem}"
+    return masked_text(f"{key} = {_shown(detail['input'])} {place} cannot be used: {problem}")
 
 
 def _place(detail: Any, path: Path | None, variables: Iterable[str], from_environment: Mapping[str, Any]) -> str:
@@ -464,4 +457,5 @@ def _lowered(message: str) -> str:
 
 def _shown(value: Any) -> str:
     text = str(value) if isinstance(value, Path) else json.dumps(value, default=str)
+    text = masked_text(text)
     return text if len(text) <= 80 else text[:77] + "…"

@@ -152,8 +152,8 @@ def test_settings_are_frozen(config: Path) -> None:
         ),
         (
             "[api]\nhost = '0.0.0.0'",
-            'api.host = "0.0.0.0" in {path} cannot be used: the API has no login yet (issue 7): bind it to '
-            "127.0.0.1, ::1 or localhost",
+            'api = {{"host": "0.0.0.0"}} in {path} cannot be used: others reach host 0.0.0.0, and login is "none": set '
+            'login = "required", or bind 127.0.0.1',
         ),
         (
             "[[sources]]\nname='a'\nurl='tcp://h:1'",
