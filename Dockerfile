@@ -17,7 +17,7 @@ ENV NUMBA_CACHE_DIR=/opt/kvadvisor/numba
 RUN PIP_CONSTRAINT=/src/constraints.txt /opt/kvadvisor/bin/pip install --quiet . && /opt/kvadvisor/bin/kvadvisor warm
 
 FROM python:3.11-slim
-RUN useradd --system --create-home --home-dir /var/lib/kvadvisor kvadvisor
+RUN useradd --uid 1000 --create-home --home-dir /var/lib/kvadvisor kvadvisor
 COPY --from=build /opt/kvadvisor /opt/kvadvisor
 ENV PATH=/opt/kvadvisor/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/opt/kvadvisor/numba
 USER kvadvisor

@@ -37,6 +37,17 @@ def show_compactions(metrics: Metrics, table: CompactionTable) -> None:
     metrics.volume_chain_spread.replace({(volume,): spread_of(each) for volume, each in figures.items()})
 
 
+def _show_keeping(metrics: Metrics, service: AdvisorService) -> None:
+    """Whether what the service stands on is well: agents, checkpoints, the log's retention."""
+    unreachable = service.unreachable
+    agents = {each.name for each in service.settings.agents} | set(unreachable)
+    metrics.agent_reachable.replace({(agent,): float(agent not in unreachable) for agent in agents})
+    if service.checkpointer is not None:
+        metrics.checkpoint_failing.set(bool(service.checkpointer.problem))
+    if service.retention is not None:
+        metrics.retention_failing.set(bool(service.retention.problem))
+
+
 def render_metrics(service: AdvisorService, reader: ServiceReader) -> bytes:
     """Copy this moment into the service's metrics and render them. Thread-safe."""
     metrics = service.metrics
@@ -52,6 +63,11 @@ def render_metrics(service: AdvisorService, reader: ServiceReader) -> bytes:
         metrics.deletion_blocks.set(deletions.deleted_blocks)
         metrics.deletion_bytes.set(deletions.deleted_bytes)
         metrics.tenants_refused.set(len(deletions.refused))
+        away = {(volume.volume_id,): float(bool(volume.away)) for volume in service.fold.volumes.values()}
+        metrics.index_bytes.set(service.fold.index.memory_bytes())
+        metrics.index_room_blocks.set(service.fold.index.room()[0])
+    metrics.volume_away.replace(away)
+    _show_keeping(metrics, service)
     metrics.moves.replace(moves)
     hooks = service.hook_figures
     metrics.hook_calls.replace({(name,): each.calls for name, each in hooks.items()})

@@ -16,6 +16,8 @@ LabelValues = TypeVar("LabelValues", bound=tuple[str, ...])
 
 _COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
+_REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
 
 class Family(Collector):
     """A counter or gauge whose values may be counted here or copied from a total that the service keeps anyway.
@@ -83,6 +85,14 @@ class Metrics:
             registry=self.registry,
             buckets=_COMMIT_SECONDS,
         )
+        self.request_seconds = Histogram(
+            "kvadvisor_http_request_seconds",
+            "From a request of the admin API to the first byte of its answer.",
+            ["route"],
+            registry=self.registry,
+            buckets=_REQUEST_SECONDS,
+        )
+        self.requests = self._counter("http_requests", "Requests answered.", "route", "method", "status")
         self.queue_entries = self._gauge("queue_entries", "Logged entries that wait to be applied.")
         self.behind_seconds = self._gauge("behind_seconds", "Age of the oldest logged entry not applied yet.")
         self.skipped_records = self._counter("skipped_records", "Records that made no sense.", "reason")
@@ -92,6 +102,12 @@ class Metrics:
         self.volume_blocks = self._gauge("volume_blocks", "Blocks on a volume.", "volume")
         self.volume_bytes = self._gauge("volume_bytes", "Bytes of the blocks on a volume.", "volume")
         self.volume_capacity_blocks = self._gauge("volume_capacity_blocks", "Blocks that a volume can hold.", "volume")
+        self.volume_away = self._gauge("volume_away", "1 while a volume cannot be used.", "volume")
+        self.agent_reachable = self._gauge("agent_reachable", "1 while an agent answers.", "agent")
+        self.checkpoint_failing = self._gauge("checkpoint_failing", "1 while no checkpoint can be written.")
+        self.retention_failing = self._gauge("log_retention_failing", "1 while the log cannot be cut.")
+        self.index_bytes = self._gauge("index_bytes", "Memory of the index that is in use.")
+        self.index_room_blocks = self._gauge("index_room_blocks", "Blocks that the index has room for still.")
         self.volume_reads = self._counter("volume_reads", "Blocks read from a volume.", "volume")
 
         self.moves = self._counter("moves", "Moves that reached a state.", "kind", "state")
@@ -197,6 +213,11 @@ class Metrics:
                 (self.policy_left_out, policy.left_out),
             ):
                 family.set(value, policy.name)
+
+    def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
+        """One answer of the admin API."""
+        self.requests.add(1, route, method, str(status))
+        self.request_seconds.labels(route).observe(seconds)
 
     def render(self) -> bytes:
         """Prometheus' text format."""

@@ -23,6 +23,7 @@ from advisor.move_turns import Way, next_turns
 from advisor.movers.port import GOOD, DeadlinePassed, MoverPort, Phase, command_for
 from advisor.moves import FREES_SOURCE, Move, MoveKind, MoveState, Trigger
 from advisor.pipeline import StoppedError
+from advisor.tracing import Span, no_span
 from advisor.turnstile import Turnstile
 from storage_agent.errors import AgentUnreachable, CommandRefused, StaleTerm
 from storage_agent.port import AgentStat, CommandOutcome
@@ -52,6 +53,7 @@ class Mover(threading.Thread):
         term: int,
         moves_at_once: Mapping[str, int],
         away_after_s: Mapping[str, float],
+        span: Span = no_span,
     ) -> None:
         """`movers`, by agent. `moves_at_once`: commands under way on one way of an agent's, 1 where nothing is said.
         `away_after_s`: volumes of an agent that is unreachable for so long are away; never, where nothing is said."""
@@ -68,6 +70,7 @@ class Mover(threading.Thread):
         self._term = term
         self._moves_at_once = moves_at_once
         self._away_after_s = away_after_s
+        self._span = span
         self._wake = threading.Event()
         self._guard = threading.Lock()
         """Of what follows, and of `unreachable`."""
@@ -201,7 +204,8 @@ class Mover(threading.Thread):
             return []
         command = command_for(phase, moves, self._term)
         try:
-            outcome = self._ask(agent, lambda mover: mover.carry_out(command))
+            with self._span("command", agent=agent, phase=str(phase), moves=len(moves)):
+                outcome = self._ask(agent, lambda mover: mover.carry_out(command))
         except StaleTerm:
             raise
         except (CommandRefused, DeadlinePassed) as fault:

@@ -24,6 +24,7 @@ from advisor.entries import Appendable, Control, LogEntry, NewEntry, control_ent
 from advisor.errors import AdvisorError
 from advisor.fold import Fold
 from advisor.intake import Intake, Taken, Unreadable
+from advisor.tracing import Span, no_span
 from advisor.turnstile import Turnstile
 from event_plane.schema import Batch, BatchKind
 from event_plane.transport import Connection, Message, Received, Reconnected, ResendEnd, Subscriber
@@ -130,6 +131,7 @@ class LogThread(threading.Thread):
         stopping: threading.Event,
         fail: Callable[[BaseException], None],
         committed: Callable[[float], None] = lambda _: None,
+        span: Span = no_span,
         probe_interval_s: Mapping[str, float] | None = None,
     ) -> None:
         """`probe_interval_s`, by source: how long a foreign producer may be silent before it is asked."""
@@ -145,6 +147,7 @@ class LogThread(threading.Thread):
         self._stopping = stopping
         self._fail = fail
         self._committed = committed
+        self._span = span
         self.ended = threading.Event()
         """Nothing is logged any more."""
         self._fold_is_behind = False
@@ -293,7 +296,9 @@ class LogThread(threading.Thread):
         started = time.perf_counter()
         recorded_us = now_us()
         try:
-            first = self._log.append(new, recorded_us)
+            with self._span("commit", entries=len(new)) as span:
+                first = self._log.append(new, recorded_us)
+                span.set("position", first)
         except AdvisorError:
             for _, future in waiting:
                 future.set_exception(StoppedError("the log could not take this"))
@@ -345,6 +350,7 @@ class FoldThread(threading.Thread):
         ended: threading.Event,
         fail: Callable[[BaseException], None],
         applied: Callable[[Group], None],
+        span: Span = no_span,
     ) -> None:
         """`cursors` is moved past each batch that is folded: the gate's memory at the fold's position. `ended`: the log
         thread's."""
@@ -357,6 +363,7 @@ class FoldThread(threading.Thread):
         self._ended = ended
         self._fail = fail
         self._applied = applied
+        self._span = span
 
     def run(self) -> None:
         try:
@@ -374,12 +381,14 @@ class FoldThread(threading.Thread):
                     future.set_exception(StoppedError("the service stopped before this was applied; the log has it"))
 
     def _apply(self, group: Group) -> None:
-        for entry, batch in group.entries:
-            # Let go after each: a reader waits for one batch at most.
-            with self._lock:
-                self._fold.apply(entry, batch)
-                if batch is not None:
-                    self._cursors.restore(entry, batch)
+        with self._span("fold", entries=len(group.entries)) as span:
+            for entry, batch in group.entries:
+                # Let go after each: a reader waits for one batch at most.
+                with self._lock:
+                    self._fold.apply(entry, batch)
+                    if batch is not None:
+                        self._cursors.restore(entry, batch)
+            span.set("position", self._fold.position)
         self._unapplied.popleft()
         for future in group.waiting:
             future.set_result(self._fold.position)

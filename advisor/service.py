@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib.metadata import version
 from types import TracebackType
@@ -46,6 +46,7 @@ from advisor.pipeline import FoldThread, Group, LogThread, StoppedError, now_us
 from advisor.policies.warm import warm as warm_policies
 from advisor.retention import Retention
 from advisor.settings import AdvisorSettings, SourceSettings
+from advisor.tracing import Span, no_span, open_tracing
 from advisor.turnstile import Turnstile
 from event_plane.connect import open_subscriber
 from event_plane.schema import Namespace
@@ -102,6 +103,9 @@ class AdvisorService:
         self.passed_over: list[str] = []
         """Checkpoints that the start could not use, a sentence each."""
         self._log_thread: LogThread | None = None
+        self.span: Span = no_span
+        """Opens a span of a trace, where the settings ask for them."""
+        self._end_traces: Callable[[], None] = _nothing
         self._mover: Mover | None = None
         self._prover: DeletionProver | None = None
 
@@ -110,6 +114,8 @@ class AdvisorService:
     def start(self) -> None:
         """Open the log, fold it, connect, and run. Raises `AdvisorError` or the event plane's errors."""
         _prepare_index()
+        if self.settings.traces.enabled:
+            self.span, self._end_traces = open_tracing(self.settings.traces.endpoint, version("kvadvisor"))
         self._log = open_log(self.settings)
         try:
             self._start(self._log)
@@ -141,6 +147,7 @@ class AdvisorService:
             stopping=self.stopping,
             fail=self._fail,
             committed=self.metrics.commit_seconds.observe,
+            span=self.span,
             probe_interval_s={source.name: source.probe_interval_s for source in self.settings.sources},
         )
         movers = self._open_movers()
@@ -155,6 +162,7 @@ class AdvisorService:
             term=self.term,
             moves_at_once={each.name: each.moves_at_once for each in self.settings.agents},
             away_after_s={each.name: each.away_after_s for each in self.settings.agents},
+            span=self.span,
         )
         hooks = {name: hook_named(name) for name in self.settings.hooks} | self._hooks
         if hooks:
@@ -169,6 +177,7 @@ class AdvisorService:
             ended=self._log_thread.ended,
             fail=self._fail,
             applied=self._applied,
+            span=self.span,
         )
         self._prover = DeletionProver(
             movers,
@@ -312,6 +321,8 @@ class AdvisorService:
         if self._log is not None:
             self._log.close()
             self._log = None
+        self._end_traces()
+        self.span, self._end_traces = no_span, _nothing
 
     def __enter__(self) -> Self:
         self.start()
@@ -417,6 +428,10 @@ class AdvisorService:
     def unreachable(self) -> Mapping[str, str]:
         """By agent: why it cannot be reached, since when."""
         return self._mover.unreachable if self._mover is not None else {}
+
+
+def _nothing() -> None:
+    """What ends traces where there are none."""
 
 
 def _prepare_index() -> None:

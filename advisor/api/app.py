@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -46,8 +47,10 @@ def create_app(parts: AdminParts) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        noticing = asyncio.create_task(feed.notice())
         yield
         feed.close()
+        await noticing
         if answers is not None:
             answers.close()
 
