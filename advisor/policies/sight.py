@@ -200,14 +200,26 @@ class Sight:
         self.occupied[source.volume_id] -= 1
         self.left[proposal.block.row] = source.place
 
+    def reopen(self, proposal: Proposal, source: Volume, target: Volume | None) -> None:
+        """Take a move into the plan that was paid for when it was first planned."""
+        self.purse.moves -= 1
+        self._count_in(proposal, target)
+        if proposal.kind in FREES_SOURCE:
+            self.occupied[source.volume_id] -= 1
+            self.left[proposal.block.row] = source.place
+
     def _take(self, proposal: Proposal, target: Volume | None) -> None:
-        """Count a move in, but for what it takes out of its source."""
-        block, kind = proposal.block, proposal.kind
+        """Pay for a move and count it in, but for what it takes out of its source."""
+        copies = proposal.kind in (MoveKind.PROMOTE, MoveKind.DEMOTE)
+        promotion = proposal.kind is MoveKind.PROMOTE
+        self.purse.spend(target, proposal.block_bytes if copies else 0, promotion=promotion)
+        self._count_in(proposal, target)
+
+    def _count_in(self, proposal: Proposal, target: Volume | None) -> None:
+        block = proposal.block
         assert isinstance(block, BlockRow)
-        copies = kind in (MoveKind.PROMOTE, MoveKind.DEMOTE)
         self.plan.propose(proposal)
-        self.purse.spend(target, proposal.block_bytes if copies else 0, promotion=kind is MoveKind.PROMOTE)
-        if copies and target is not None:
+        if proposal.kind in (MoveKind.PROMOTE, MoveKind.DEMOTE) and target is not None:
             self.occupied[target.volume_id] += 1
             self.rises[block.row] = self._ranks[target.place]
             held = self._held_by.get((self.tenant(block), target.volume_id))
