@@ -172,6 +172,8 @@ class PolicySettings(Section):
     pressure_ratio: float = Field(default=0.25, ge=0, le=1)
     prefill_tokens_per_s: float = Field(default=0.0, ge=0, le=1e9)
     dry_run: bool = False
+    approve: bool = False
+    approve_within_s: float = Field(default=600.0, ge=1, le=86_400)
     compaction: bool = True
     compaction_bytes_per_s: float = Field(default=float(32 << 20), ge=0, le=1e15)
     compaction_spread: float = Field(default=2.0, ge=1, le=1e6)

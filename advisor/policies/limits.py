@@ -51,6 +51,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How fast an engine computes; 0: not known, and no advice is given to recompute."""
     dry_run: bool = False
     """Plans are made and shown, and never carried out."""
+    approve: bool = False
+    """A plan waits until a person approves it; deletes that people ordered do not."""
+    approve_within_s: float = 600.0
+    """Not decided for so long, it lapses."""
     compaction: bool = True
     compaction_bytes_per_s: float = float(32 << 20)
     """What compactions may write to one volume; 0: no limit."""
