@@ -65,6 +65,7 @@ MEMORY_BYTES_MAX = 4 << 30
 """Memory limit where none is given: 36 M blocks."""
 
 _PAGE_ROWS = 1 << 16
+_REALMS_A_STEP = 4_096
 _CACHED_TABLES_MAX = 4096
 _ALL_REALMS = np.zeros(0, np.uint8)
 
@@ -446,27 +447,77 @@ class ArrayIndex:
         tier: int | None = None,
         namespace_ids: Iterable[int] | None = None,
         hash_prefix: str = "",
+        touches: tuple[int, int] | None = None,
+        last_touch_us: tuple[int, int] | None = None,
+        rows_max: int | None = None,
     ) -> tuple[list[BlockRow], int | None]:
         """Placed blocks after row `after` in row order, and the `after` of the next page (None at the end).
 
         A block keeps its row, so no page repeats or misses one that stays. The lock is released between steps of
-        65,536 rows: blocks of one page may be of different moments. `hash_prefix` is hex. Raises `ValueError`.
+        65,536 rows: blocks of one page may be of different moments. `hash_prefix` is hex. `touches` and `last_touch_us`
+        are the least and the most. A page ends short, or empty, once `rows_max` rows were looked at. Raises
+        `ValueError`.
         """
         pattern = as_pairs(_prefix(hash_prefix)).reshape(-1)
         where = -1 if place is None else place
+        is_sifted = touches is not None or last_touch_us is not None
         blocks: list[BlockRow] = []
+        looked_at = 0
         while True:
-            out = np.empty(limit + 2 - len(blocks), np.int32)
+            room = limit + 1 - len(blocks)
+            out = np.empty(1 + (_PAGE_ROWS if is_sifted else room), np.int32)
             with self.lock:
                 realms = _ALL_REALMS if namespace_ids is None else self._realms_of(namespace_ids)
                 found = order_kernels.page_rows(self.tables, after, _PAGE_ROWS, where, tier or 0, realms, pattern, out)
-                blocks += [self.block(row) for row in out[1 : 1 + found].tolist()]
+                rows = out[1 : 1 + found]
+                if is_sifted:
+                    rows = rows[self._used_so(rows, touches, last_touch_us)][:room]
+                blocks += [self.block(row) for row in rows.tolist()]
+                looked_at += int(out[0]) - after
                 after = int(out[0])
                 ended = after >= self._state[BLOCK_TOP] - 1
             if len(blocks) > limit:
                 return blocks[:limit], blocks[limit - 1].row
             if ended:
                 return blocks, None
+            if rows_max is not None and looked_at >= rows_max:
+                return blocks, after
+
+    def _used_so(self, rows: Array, touches: tuple[int, int] | None, last_touch_us: tuple[int, int] | None) -> Array:
+        """Which of `rows` were touched so often, and last so long ago."""
+        blocks = self.tables.blocks
+        wanted = np.ones(len(rows), np.bool_)
+        if touches is not None:
+            times = blocks["touches"][rows]
+            wanted &= (times >= touches[0]) & (times <= touches[1])
+        if last_touch_us is not None:
+            high = blocks["marks"][rows].astype(np.int64) >> LAST_SHIFT & FIRST_HIGH
+            last_us = (high << 32 | blocks["last_touch"][rows]) * 1000
+            wanted &= (last_us >= last_touch_us[0]) & (last_us <= last_touch_us[1])
+        return wanted
+
+    def named(
+        self, sequence_hash: int, namespace_ids: Iterable[int] | None = None, at_most: int = 100
+    ) -> list[BlockRow]:
+        """Placed blocks with this hash, of every namespace and group or of the namespaces' groups."""
+        pairs = as_pairs((sequence_hash,))
+        wanted = None if namespace_ids is None else set(namespace_ids)
+        with self.lock:
+            realms = [realm for (each, _), realm in self._realm_ids.items() if wanted is None or each in wanted]
+        found: list[BlockRow] = []
+        for begin in range(0, len(realms), _REALMS_A_STEP):
+            with self.lock:
+                for realm in realms[begin : begin + _REALMS_A_STEP]:
+                    row = int(match_kernel.row_of_key(self._lookup, pairs, realm))
+                    if row < 0 or self.tables.blocks[row].placed < 0:
+                        continue
+                    block = self.block(row)
+                    # A realm that fell idle between two steps may be another namespace's by now.
+                    if wanted is None or block.key.namespace_id in wanted:
+                        found.append(block)
+            if len(found) >= at_most:
+                break
+        return found[:at_most]
 
     # -- figures
 

@@ -186,6 +186,53 @@ def test_page_keeps_what_fits_all_filters() -> None:
         index.page(hash_prefix="0" * 33)
 
 
+def test_page_keeps_what_was_touched_so_often_and_so_lately() -> None:
+    index = ArrayIndex(SMALL)
+    put(index, chain(1, 90), now_us=1_000_000)
+    put(index, *[chain(40, 20, EventType.ACCESS)] * 2, now_us=4_000_000_000_000_000)
+    often = index.page(touches=(2, 1 << 40))[0]
+    assert [block.key.sequence_hash for block in often] == list(range(40, 60))
+    assert {block.touches for block in often} == {3}
+    assert len(index.page(touches=(0, 1))[0]) == 70
+    old = index.page(last_touch_us=(0, 1_000_000))[0]
+    assert len(old) == 70
+    assert len(index.page(last_touch_us=(1_000_001, 1 << 62))[0]) == 20
+    assert index.page(touches=(3, 3), last_touch_us=(0, 1_000_000)) == ([], None)
+    seen: list[int] = []
+    after: int | None = -1
+    while after is not None:
+        blocks, after = index.page(after, 7, touches=(0, 1))
+        seen += [block.key.sequence_hash for block in blocks]
+    assert seen == [block.key.sequence_hash for block in old]
+
+
+def test_page_ends_where_enough_rows_were_looked_at_and_goes_on_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("advisor.index.array_index._PAGE_ROWS", 16)
+    index = ArrayIndex(SMALL)
+    put(index, chain(1, 100))
+    wanted = f"{90:032x}"
+    blocks, after = index.page(hash_prefix=wanted, rows_max=17)
+    assert (blocks, after) == ([], 31)
+    blocks, after = index.page(after or 0, hash_prefix=wanted, rows_max=60)
+    assert ([block.key.sequence_hash for block in blocks], after) == ([90], 95)
+    assert index.page(95, hash_prefix=wanted, rows_max=60) == ([], None)
+
+
+def test_blocks_of_a_hash_are_found_in_every_namespace_or_in_those_that_are_asked_for() -> None:
+    index = ArrayIndex(SMALL)
+    put(index, chain(5, 2))
+    grouped = chain(5, 1)
+    grouped["group"] = 3
+    for namespace, records in ((9, chain(5, 1)), (9, grouped), (11, chain(5, 1, EventType.REMOVE))):
+        index.apply(records, producer=2, namespace_ids=(namespace,), locations=("disk",), now_us=0)
+    assert {(b.key.namespace_id, b.key.group) for b in index.named(5)} == {(7, 0), (9, 0), (9, 3)}
+    assert [(b.key.namespace_id, b.key.group) for b in index.named(5, [7, 11])] == [(7, 0)]
+    assert len(index.named(5, at_most=2)) == 2
+    assert index.named(99) == index.named(5, []) == []
+    put(index, chain(5, 1, EventType.REMOVE))
+    assert index.named(5, [7]) == []
+
+
 def test_touches_are_drained_once_in_order_and_only_of_volumes() -> None:
     index = ArrayIndex(SMALL)
     put(index, chain(1, 3))
