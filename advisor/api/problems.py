@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +16,22 @@ from advisor.api.errors import TooManyStreamsError
 
 MEDIA_TYPE = "application/problem+json"
 
+HIDDEN = "(not shown)"
+"""Stands for a value that may be a secret."""
+
 _VALUE_SHOWN_CHARACTERS = 80
+_ERRORS_SHOWN = 20
+_SECRET = re.compile(r"authorization|cookie|credential|key_file|passwd|password|secret|token(?!s)", re.IGNORECASE)
+
+
+class FieldFault(BaseModel):
+    """What is wrong with one field of a request."""
+
+    field: str
+    """Dotted path in the query, the path or the body; a list's items by number."""
+    value: str
+    """As it was sent, cut; empty where it was left out, `(not shown)` where it may be a secret."""
+    remedy: str
 
 
 class Problem(BaseModel):
@@ -26,6 +42,8 @@ class Problem(BaseModel):
     status: int
     detail: str
     """What was wrong, with which value, and what to do."""
+    errors: list[FieldFault] | None = None
+    """Of 422: each field that cannot be used."""
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -41,26 +59,55 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def problem(status: int, kind: str, title: str, detail: str) -> JSONResponse:
-    body = Problem(type=f"urn:kvadvisor:problem:{kind}", title=title, status=status, detail=detail)
-    return JSONResponse(body.model_dump(), status_code=status, media_type=MEDIA_TYPE)
+def problem(
+    status: int, kind: str, title: str, detail: str, errors: list[FieldFault] | None = None
+) -> JSONResponse:
+    body = Problem(type=f"urn:kvadvisor:problem:{kind}", title=title, status=status, detail=detail, errors=errors)
+    return JSONResponse(body.model_dump(exclude_none=True), status_code=status, media_type=MEDIA_TYPE)
 
 
-def _sentence(error: dict[str, Any]) -> str:
-    name = str(error["loc"][-1]) if error["loc"] else "request"
+def _fault(error: dict[str, Any]) -> FieldFault:
+    # The first part says where it stood (query, path, body); a header's or a whole body's fault has no other.
+    path = [str(part) for part in error["loc"]]
+    field = ".".join(path[1:] or path) or "request"
+    if error["type"] == "json_invalid":
+        return FieldFault(field="body", value="", remedy=f"send JSON: {error['ctx']['error']} at character {path[-1]}")
     if error["type"] == "extra_forbidden":
-        return f"{name} is not a parameter of this route: leave it out; /docs lists those there are"
-    value = repr(error.get("input"))
-    if len(value) > _VALUE_SHOWN_CHARACTERS:
-        value = f"{value[:_VALUE_SHOWN_CHARACTERS]}…"
-    wanted = str(error["msg"]).replace("Input should be", "it must be").replace("Value error, ", "")
-    return f"{name} was {value}: {wanted[0].lower()}{wanted[1:]}"
+        value, remedy = _shown(field, error.get("input")), "leave it out; /docs lists those there are"
+    elif error["type"] == "missing":
+        value, remedy = "", "it is required: give it"
+    else:
+        wanted = str(error["msg"]).replace("Input should be", "it must be").replace("Value error, ", "")
+        value, remedy = _shown(field, error.get("input")), f"{wanted[0].lower()}{wanted[1:]}"
+    return FieldFault(field=field, value=value, remedy=remedy)
+
+
+def _shown(field: str, value: object) -> str:
+    """A value as a sentence shows it: cut, and not at all where it, or what is in it, may be a secret."""
+    text = repr(value)
+    # What is nested is looked through by its names: a body is shown whole where a field of it is of the wrong kind.
+    if _SECRET.search(field) or (isinstance(value, (dict, list)) and _SECRET.search(text)):
+        return HIDDEN
+    return text if len(text) <= _VALUE_SHOWN_CHARACTERS else f"{text[:_VALUE_SHOWN_CHARACTERS]}…"
+
+
+def _sentence(error: dict[str, Any], fault: FieldFault) -> str:
+    name = fault.field.rpartition(".")[2]
+    if error["type"] == "extra_forbidden":
+        return f"{name} is not a parameter of this route: {fault.remedy}"
+    if error["type"] == "missing":
+        return f"{name} was left out: {fault.remedy}"
+    if error["type"] == "json_invalid":
+        return f"the body is no JSON: {fault.remedy}"
+    return f"{name} was {fault.value}: {fault.remedy}"
 
 
 def _bad_parameters(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    detail = "; ".join(_sentence(one) for one in error.errors())
-    return problem(422, "bad-parameter", "A parameter cannot be used", detail)
+    told = list(error.errors())[:_ERRORS_SHOWN]
+    faults = [_fault(one) for one in told]
+    detail = "; ".join(_sentence(one, fault) for one, fault in zip(told, faults, strict=True))
+    return problem(422, "bad-parameter", "A parameter cannot be used", detail, faults)
 
 
 def _http_error(request: Request, error: Exception) -> Response:
@@ -77,7 +124,9 @@ def _http_error(request: Request, error: Exception) -> Response:
         answer.headers["Allow"] = allowed
         return answer
     phrase = HTTPStatus(error.status_code).phrase
-    return problem(error.status_code, "refused", phrase, str(error.detail))
+    refusal = problem(error.status_code, "refused", phrase, str(error.detail))
+    refusal.headers.update(error.headers or {})
+    return refusal
 
 
 def _too_many_streams(_: Request, error: Exception) -> Response:

@@ -40,11 +40,60 @@ def test_refusal_names_value_and_remedy(
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
     body = answer.json()
-    assert set(body) == {"type", "title", "status", "detail"}
+    assert set(body) == {"type", "title", "status", "detail"} | ({"errors"} if status == 422 else set())
     assert body["status"] == status
     assert body["type"] == f"urn:kvadvisor:problem:{kind}"
     for words in named:
         assert words in body["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "value", "remedy"),
+    [
+        ("/api/v1/pause", {"volume": 7}, "volume", "7", "it must be a valid string"),
+        ("/api/v1/pause", {"volumes": ""}, "volumes", "''", "leave it out; /docs lists those there are"),
+        ("/api/v1/advice/load", {"hashes": ["1", "xy"], "block_tokens": 16}, "hashes.1", "'xy'", "string should match"),
+        ("/api/v1/advice/load", {"hashes": ["1"]}, "block_tokens", "", "it is required: give it"),
+        ("/api/v1/pause", [], "body", "[]", "it must be a valid dictionary"),
+    ],
+)
+def test_unusable_body_names_the_field_the_value_and_the_remedy(
+    client: Direct, path: str, body: object, field: str, value: str, remedy: str
+) -> None:
+    answer = client.request("POST", path, json=body)
+    assert answer.status_code == 422
+    (fault,) = answer.json()["errors"]
+    assert (fault["field"], fault["value"]) == (field, value)
+    assert remedy in fault["remedy"]
+    assert fault["remedy"] in answer.json()["detail"]
+
+
+def test_body_that_is_no_json_is_told_where(client: Direct) -> None:
+    answer = client.request("POST", "/api/v1/pause", content=b'{"volume": }', headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    (fault,) = answer.json()["errors"]
+    assert fault["field"] == "body"
+    assert "at character 11" in fault["remedy"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"token": "hunter2"}, {"password": "hunter2"}, {"volume": {"authorization": "hunter2"}},
+        {"volume": [{"secret_key": "hunter2"}]},
+    ],
+)
+def test_what_may_be_a_secret_is_never_echoed(client: Direct, body: object) -> None:
+    answer = client.request("POST", "/api/v1/pause", json=body)
+    assert answer.status_code == 422
+    assert "hunter2" not in answer.text
+    assert answer.json()["errors"][0]["value"] == "(not shown)"
+
+
+def test_faults_told_are_bounded(client: Direct) -> None:
+    answer = client.request("POST", "/api/v1/advice/load", json={"hashes": ["x"] * 9_000, "block_tokens": 1})
+    assert answer.status_code == 422
+    assert len(answer.json()["errors"]) == 20
 
 
 def test_writing_method_is_refused_and_the_right_one_named(client: Direct) -> None:
