@@ -10,7 +10,7 @@ from advisor.moves import MoveState
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Counts since the log began, but for the last three, which are as they are now."""
+    """Counts since the log began, but for the last four, which are as they are now."""
 
     events: int
     reads_fast: int
@@ -21,6 +21,7 @@ class Moment:
     blocks: int
     behind_s: float
     queue_entries: int
+    position: int = 0
 
     @classmethod
     def of(cls, fold: Fold, behind_s: float, queue_entries: int) -> Moment:
@@ -37,6 +38,7 @@ class Moment:
             blocks=len(fold.index),
             behind_s=behind_s,
             queue_entries=queue_entries,
+            position=fold.position,
         )
 
 

@@ -126,6 +126,7 @@ class ServiceReader:
             samples.append(
                 Sample(
                     time_s=at_s,
+                    position=now.position,
                     events_per_s=now.events - before.events,
                     fast_hit_ratio=_ratio(now.reads_fast - before.reads_fast, now.reads_all - before.reads_all),
                     moves_per_s=now.moves_done - before.moves_done,

@@ -236,6 +236,8 @@ class Sample(View):
     """One second of the service, for charts."""
 
     time_s: int
+    position: int = 0
+    """Of the log, when it was taken."""
     events_per_s: float
     fast_hit_ratio: float | None
     """Over that second's reads; None where there were none."""
