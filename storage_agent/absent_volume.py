@@ -27,7 +27,7 @@ class AbsentVolume:
     ) -> None:
         """`announced`: the blocks that the world takes to be there."""
         self.descriptor = descriptor
-        self._reason = reason
+        self.reason = reason
         self._announced = announced
 
     def live_headers(self) -> list[BlockHeader]:
@@ -41,7 +41,7 @@ class AbsentVolume:
     def stat(self) -> VolumeStat:
         """See `Volume.stat`."""
         return VolumeStat(
-            descriptor=self.descriptor, blocks=0, payload_bytes=0, slots_free=0, mode="absent", degraded=self._reason
+            descriptor=self.descriptor, blocks=0, payload_bytes=0, slots_free=0, mode="absent", degraded=self.reason
         )
 
     def put(self, blocks: Sequence[PutBlock], *, read_back: bool = False) -> list[Outcome]:
@@ -76,7 +76,7 @@ class AbsentVolume:
         """Nothing."""
 
     def _error(self) -> VolumeError:
-        return VolumeError(f"volume {self.descriptor.id!r} cannot be used now: {self._reason}")
+        return VolumeError(f"volume {self.descriptor.id!r} cannot be used now: {self.reason}")
 
     def _outcome(self, key: BlockKey, result: Result) -> Outcome:
-        return Outcome(key, result, self.descriptor.id, reason=self._reason)
+        return Outcome(key, result, self.descriptor.id, reason=self.reason)

@@ -46,6 +46,8 @@ from storage_agent.volume_shelf import VolumeShelf
 MEND_INTERVAL_S = 5.0
 LAID_OUT_MAX = 4096
 """Blocks that one command lays out."""
+ABSENT_NAMED_MAX = 3
+"""Volumes that cannot be used, named in the reason of a miss."""
 _SEARCHES_MAX = 8
 """Times a get looks again for blocks that moves may have carried past it."""
 
@@ -95,8 +97,9 @@ class StorageAgent:
 
     # Volumes
 
-    def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:
-        """See `StoragePort.register_volume`. The blocks found on the volume are published before this returns."""
+    def register_volume(self, descriptor: VolumeDescriptor, *, term: int = 0) -> VolumeStat:
+        """See `AgentPort.register_volume`. The blocks found on the volume are published before this returns."""
+        self._terms.require(term)
         return self.register_volumes([descriptor])[0]
 
     def register_volumes(
@@ -161,15 +164,17 @@ class StorageAgent:
         except VolumeError as error:
             return AbsentVolume(descriptor, str(error))
 
-    def unregister_volume(self, volume: str, *, drain_s: float = 0.0) -> None:
-        """See `StoragePort.unregister_volume`. A Clear says that nothing is there any more."""
+    def unregister_volume(self, volume: str, *, drain_s: float = 0.0, term: int = 0) -> None:
+        """See `AgentPort.unregister_volume`. A Clear says that nothing is there any more."""
+        self._terms.require(term)
         with self._register_lock:
             taken = self._shelf.take_out(volume, drain_s)
             taken.close()
             self._announcer.unregistered(taken.descriptor)
 
-    def resize_volume(self, volume: str, capacity_blocks: int) -> VolumeStat:
-        """See `StoragePort.resize_volume`."""
+    def resize_volume(self, volume: str, capacity_blocks: int, *, term: int = 0) -> VolumeStat:
+        """See `AgentPort.resize_volume`."""
+        self._terms.require(term)
         with self._shelf.use_registered(volume) as opened:
             return opened.resize(capacity_blocks)
 
@@ -263,10 +268,8 @@ class StorageAgent:
                 # A block that moved on between two looks was retired somewhere meanwhile.
                 if len(outcomes) == len(keys) or retired_before == sum(volume.retired_total for volume in volumes):
                     break
-        return [
-            outcomes.get(index) or Outcome(key, Result.MISS, reason="no volume holds it")
-            for index, key in enumerate(keys)
-        ]
+            nowhere = _why_nowhere(volumes)
+        return [outcomes.get(index) or Outcome(key, Result.MISS, reason=nowhere) for index, key in enumerate(keys)]
 
     def _get_from(
         self,
@@ -397,6 +400,17 @@ class StorageAgent:
     def _all_failed(self, keys: Sequence[BlockKey], volume: str) -> list[Outcome]:
         reason = f"volume {volume!r} is not registered with agent {self.name!r}"
         return [Outcome(key, Result.FAILED, volume, reason=reason) for key in keys]
+
+
+def _why_nowhere(volumes: Sequence[Volume]) -> str:
+    """Why a block is a miss that none of the volumes gave."""
+    absent = [volume for volume in volumes if isinstance(volume, AbsentVolume)]
+    if not absent:
+        return "no volume holds it"
+    why = "; ".join(f"{volume.descriptor.id!r}: {volume.reason}" for volume in absent[:ABSENT_NAMED_MAX])
+    if len(absent) == len(volumes):
+        return f"no volume can be used now: {why}"
+    return f"no volume that can be used now holds it; not looked at: {why}"
 
 
 def _compacted(volume: Volume, keys: Sequence[BlockKey]) -> CompactReport:

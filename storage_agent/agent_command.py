@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,10 @@ from event_plane.connect import open_publisher
 from event_plane.schema import producer_id
 from storage_agent.agent import StorageAgent
 from storage_agent.config import AgentSettings, load_settings
+from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import ServiceError, VolumeError
+from storage_agent.kinds import prepare
+from storage_agent.registered_volumes import KeptVolumes
 from storage_agent.service import AgentService
 
 PUBLISH_INTERVAL_S = 0.25
@@ -86,7 +90,8 @@ def serve(settings: AgentSettings, closing: ExitStack) -> AgentService:
             state_folder=settings.state_folder,
         )
     )
-    volumes = storage.register_volumes(settings.volumes, absent_ok=True)
+    kept = KeptVolumes(settings.name, settings.state_folder, settings.volumes)
+    volumes = storage.register_volumes([*kept.configured, *_usable(kept.registered, settings)], absent_ok=True)
     if volumes and all(volume.degraded for volume in volumes):
         raise VolumeError("\n".join(volume.degraded for volume in volumes))
     for volume in volumes:
@@ -95,4 +100,17 @@ def serve(settings: AgentSettings, closing: ExitStack) -> AgentService:
             _log.warning("volume cannot be used yet", **facts, reason=volume.degraded)
         else:
             _log.info("volume serves", **facts, blocks=volume.blocks, slots_free=volume.slots_free)
-    return closing.enter_context(AgentService(storage, settings.command_url, settings.credentials))
+    return closing.enter_context(AgentService(storage, settings.command_url, settings.credentials, kept))
+
+
+def _usable(registered: Sequence[VolumeDescriptor], settings: AgentSettings) -> list[VolumeDescriptor]:
+    """Those that the settings still allow: others are kept, and not opened."""
+    usable = []
+    for descriptor in registered:
+        try:
+            prepare(descriptor, settings.allowed_roots, settings.endpoints)
+        except VolumeError as error:
+            _log.warning("registered volume is not allowed any more", volume=descriptor.id, reason=str(error))
+        else:
+            usable.append(descriptor)
+    return usable

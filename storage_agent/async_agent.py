@@ -95,6 +95,18 @@ class AsyncAgentClient:
         """See `AgentPort.refuse_tenants`."""
         await self._commands.run(partial(self._agent.refuse_tenants, tenants, term=term))
 
+    async def register_volume(self, descriptor: VolumeDescriptor, *, term: int = 0) -> VolumeStat:
+        """See `AgentPort.register_volume`."""
+        return await self._volumes.run(partial(self._agent.register_volume, descriptor, term=term))
+
+    async def unregister_volume(self, volume: str, *, drain_s: float = 0.0, term: int = 0) -> None:
+        """See `AgentPort.unregister_volume`."""
+        await self._volumes.run(partial(self._agent.unregister_volume, volume, drain_s=drain_s, term=term))
+
+    async def resize_volume(self, volume: str, capacity_blocks: int, *, term: int = 0) -> VolumeStat:
+        """See `AgentPort.resize_volume`."""
+        return await self._volumes.run(partial(self._agent.resize_volume, volume, capacity_blocks, term=term))
+
     async def close(self) -> None:
         """Refuse what waits and what comes by `CommandRefused`, wait for what has begun. Idempotent."""
         await asyncio.gather(*(lane.close() for lane in self._lanes))
@@ -117,18 +129,6 @@ class AsyncStorageAgent(AsyncAgentClient):
         self._storage = agent
         self._blocks = _Lane("blocks", threads)
         self._lanes.append(self._blocks)
-
-    async def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:
-        """See `StoragePort.register_volume`."""
-        return await self._volumes.run(partial(self._storage.register_volume, descriptor))
-
-    async def unregister_volume(self, volume: str, *, drain_s: float = 0.0) -> None:
-        """See `StoragePort.unregister_volume`."""
-        await self._volumes.run(partial(self._storage.unregister_volume, volume, drain_s=drain_s))
-
-    async def resize_volume(self, volume: str, capacity_blocks: int) -> VolumeStat:
-        """See `StoragePort.resize_volume`."""
-        return await self._volumes.run(partial(self._storage.resize_volume, volume, capacity_blocks))
 
     async def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]:
         """See `StoragePort.put`."""

@@ -21,20 +21,26 @@ from storage_agent.command_wire import (
     MoveRequest,
     RefusedReply,
     RefuseRequest,
+    RegisterRequest,
     Reply,
     Request,
+    ResizeRequest,
     ScrubReply,
     ScrubRequest,
     StatReply,
     StatRequest,
+    UnregisterRequest,
+    VolumeReply,
+    VolumeRequest,
     decode_reply,
     encode,
     outcome_from_wire,
 )
 from storage_agent.command_zmq import ZmqCommandCaller
 from storage_agent.data_wire import DataReply, DataRequest, DoneReply
+from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import AgentUnreachable, CommandRefused, StaleTerm
-from storage_agent.port import AgentStat, BlockKey, CommandOutcome, CompactReport, ScrubReport
+from storage_agent.port import AgentStat, BlockKey, CommandOutcome, CompactReport, ScrubReport, VolumeStat
 
 ReplyT = TypeVar("ReplyT", bound=DataReply)
 
@@ -101,6 +107,26 @@ class AgentClient:
         reply = self._ask(RefuseRequest(list(tenants), term))
         if not isinstance(reply, DoneReply):
             raise self._unexpected(reply)
+
+    def register_volume(self, descriptor: VolumeDescriptor, *, term: int = 0) -> VolumeStat:
+        """See `AgentPort.register_volume`. What the agent has against it is a `CommandRefused` here."""
+        return self._ask_volume(RegisterRequest(descriptor, term))
+
+    def unregister_volume(self, volume: str, *, drain_s: float = 0.0, term: int = 0) -> None:
+        """See `AgentPort.unregister_volume`; likewise. The agent waits for a minute at most."""
+        reply = self._ask(UnregisterRequest(volume, drain_s, term))
+        if not isinstance(reply, DoneReply):
+            raise self._unexpected(reply)
+
+    def resize_volume(self, volume: str, capacity_blocks: int, *, term: int = 0) -> VolumeStat:
+        """See `AgentPort.resize_volume`; likewise."""
+        return self._ask_volume(ResizeRequest(volume, capacity_blocks, term))
+
+    def _ask_volume(self, request: VolumeRequest) -> VolumeStat:
+        reply = self._ask(request)
+        if not isinstance(reply, VolumeReply):
+            raise self._unexpected(reply)
+        return reply.stat
 
     def ask(self, request: DataRequest, expected: type[ReplyT]) -> ReplyT:
         """For what moves bytes itself. Raises as `stat`."""

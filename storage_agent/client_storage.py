@@ -178,15 +178,15 @@ class ClientStorage:
 
     # What the owner alone does
 
-    def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:
+    def register_volume(self, descriptor: VolumeDescriptor, *, term: int = 0) -> VolumeStat:
         """Raises `NotTheOwner`."""
         self._refuse(f"volume {descriptor.id!r} cannot be registered")
 
-    def unregister_volume(self, volume: str, *, drain_s: float = 0.0) -> None:
+    def unregister_volume(self, volume: str, *, drain_s: float = 0.0, term: int = 0) -> None:
         """Raises `NotTheOwner`."""
         self._refuse(f"volume {volume!r} cannot be unregistered")
 
-    def resize_volume(self, volume: str, capacity_blocks: int) -> VolumeStat:
+    def resize_volume(self, volume: str, capacity_blocks: int, *, term: int = 0) -> VolumeStat:
         """Raises `NotTheOwner`."""
         self._refuse(f"volume {volume!r} cannot be given {capacity_blocks} blocks")
 

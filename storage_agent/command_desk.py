@@ -19,12 +19,16 @@ from storage_agent.command_wire import (
     MoveRequest,
     RefusedReply,
     RefuseRequest,
+    RegisterRequest,
     Reply,
     Request,
+    ResizeRequest,
     ScrubReply,
     ScrubRequest,
     StatReply,
     StatRequest,
+    UnregisterRequest,
+    VolumeReply,
     decode_request,
     encode,
     outcome_to_wire,
@@ -35,8 +39,10 @@ from storage_agent.port import AgentPort
 
 if TYPE_CHECKING:  # callers import this file too, and need no agent
     from storage_agent.data_desk import DataDesk
+    from storage_agent.registered_volumes import VolumeOrders
 
 WAITING_COMMANDS_MAX = 1024
+DRAIN_S_MAX = 60.0
 MOVE_THREADS = 16
 """Copies, deletes and moves under way at once. A store that does not answer keeps one for each command, and one each
 time that is asked again before it has ended."""
@@ -47,18 +53,21 @@ Answer = Callable[[bytes], None]
 
 class CommandDesk:
     """Answers `stat` beside what is under way; several threads carry out copies, deletes and moves, those on the same
-    blocks in the order they came; another what takes longer, two what clients and other agents ask.
+    blocks in the order they came; another what takes longer, one what is asked of volumes, two what clients and other
+    agents ask.
 
     A command that was given up by its caller still runs, and the agent keeps its answer for when it is asked again.
     """
 
-    def __init__(self, agent: AgentPort, data: DataDesk, name: str) -> None:
+    def __init__(self, agent: AgentPort, data: DataDesk, volumes: VolumeOrders, name: str) -> None:
         """`name` is seen in the threads' names. `data` answers those that move bytes themselves."""
         self._agent = agent
         self._data = data
+        self._orders = volumes
         self._looks = _Row(self._carry_out, f"stats-{name}")
         self._short = _Row(self._carry_out, f"moves-{name}", MOVE_THREADS)
         self._long = _Row(self._carry_out, f"scrubs-{name}")
+        self._volumes = _Row(self._carry_out, f"volumes-{name}")
         self._clients = _Row(self._carry_out, f"clients-{name}")
         self._loans = _Row(self._carry_out, f"loans-{name}")
 
@@ -74,6 +83,8 @@ class CommandDesk:
                 self._looks.put(request, answer)
             case ScrubRequest() | CompactRequest():
                 self._long.put(request, answer)
+            case RegisterRequest() | UnregisterRequest() | ResizeRequest():
+                self._volumes.put(request, answer)
             case CopyRequest() | DeleteRequest() | MoveRequest():
                 self._short.put(request, answer)
             case BorrowRequest() | OfferRequest():
@@ -86,6 +97,7 @@ class CommandDesk:
         self._looks.close()
         self._short.close()
         self._long.close()
+        self._volumes.close()
         self._clients.close()
         self._loans.close()
 
@@ -107,6 +119,14 @@ class CommandDesk:
                 case RefuseRequest(tenants, term):
                     agent.refuse_tenants(tenants, term=term)
                     return DoneReply()
+                case RegisterRequest(descriptor, term):
+                    return VolumeReply(self._orders.register(descriptor, term=term))
+                case UnregisterRequest(volume, drain_s, term):
+                    wait_s = min(max(drain_s, 0.0), DRAIN_S_MAX)
+                    self._orders.unregister(volume, wait_s, term=term)
+                    return DoneReply()
+                case ResizeRequest(volume, capacity_blocks, term):
+                    return VolumeReply(self._orders.resize(volume, capacity_blocks, term=term))
                 case StatRequest():
                     return StatReply(agent.stat())
                 case _:

@@ -9,8 +9,9 @@ import msgspec
 
 from storage_agent.block_wire import KeyWire, OutcomeWire, outcome_of_block_from_wire, outcome_of_block_to_wire
 from storage_agent.data_wire import DataReply, DataRequest
+from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import UNREADABLE, CommandRefused
-from storage_agent.port import AgentStat, CommandOutcome, CompactReport, ScrubReport
+from storage_agent.port import AgentStat, CommandOutcome, CompactReport, ScrubReport, VolumeStat
 
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
 """Longest message either side takes: about 100,000 block keys."""
@@ -65,6 +66,33 @@ class RefuseRequest(msgspec.Struct, frozen=True, tag="refuse_tenants"):
     term: int = 0
 
 
+class RegisterRequest(msgspec.Struct, frozen=True, tag="register"):
+    """Answered with `VolumeReply`."""
+
+    descriptor: VolumeDescriptor
+    term: int = 0
+
+
+class UnregisterRequest(msgspec.Struct, frozen=True, tag="unregister"):
+    """Answered with `DoneReply`. `drain_s`: how long those that use the volume are waited for, at most a minute."""
+
+    volume: str
+    drain_s: float = 0.0
+    term: int = 0
+
+
+class ResizeRequest(msgspec.Struct, frozen=True, tag="resize"):
+    """Answered with `VolumeReply`."""
+
+    volume: str
+    capacity_blocks: int
+    term: int = 0
+
+
+class VolumeReply(msgspec.Struct, frozen=True, tag="volume"):
+    stat: VolumeStat
+
+
 class StatReply(msgspec.Struct, frozen=True, tag="stat"):
     stat: AgentStat
 
@@ -94,8 +122,9 @@ class RefusedReply(msgspec.Struct, frozen=True, tag="refused"):
 
 
 Command = CopyRequest | DeleteRequest | MoveRequest | ScrubRequest | CompactRequest
-Request = StatRequest | Command | RefuseRequest | DataRequest
-Reply = StatReply | CommandReply | ScrubReply | CompactReply | RefusedReply | DataReply
+VolumeRequest = RegisterRequest | UnregisterRequest | ResizeRequest
+Request = StatRequest | Command | RefuseRequest | VolumeRequest | DataRequest
+Reply = StatReply | CommandReply | ScrubReply | CompactReply | VolumeReply | RefusedReply | DataReply
 
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -257,21 +257,21 @@ class AgentPort(Protocol):
         Kept over restarts where the agent has a folder for it. Raises `CommandRefused`.
         """
 
-
-class StoragePort(AgentPort, Protocol):
-    """What the KVBM core may ask of an agent."""
-
-    def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat:
+    def register_volume(self, descriptor: VolumeDescriptor, *, term: int = 0) -> VolumeStat:
         """Open or create a volume. Raises `VolumeError` with what is wrong and the remedy."""
 
-    def unregister_volume(self, volume: str, *, drain_s: float = 0.0) -> None:
+    def unregister_volume(self, volume: str, *, drain_s: float = 0.0, term: int = 0) -> None:
         """Close a volume; its file and blocks stay.
 
         Waits so long for the gets, puts and moves that use it; raises `VolumeError` if they still do.
         """
 
-    def resize_volume(self, volume: str, capacity_blocks: int) -> VolumeStat:
+    def resize_volume(self, volume: str, capacity_blocks: int, *, term: int = 0) -> VolumeStat:
         """Change a volume's capacity while it serves. Raises `VolumeError`, with the capacity as it was."""
+
+
+class StoragePort(AgentPort, Protocol):
+    """What the KVBM core may ask of an agent."""
 
     def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]:
         """Write blocks; `stored` means durable and readable."""
@@ -317,15 +317,15 @@ class AsyncAgentPort(Protocol):
 
     async def refuse_tenants(self, tenants: Sequence[str], *, term: int = 0) -> None: ...
 
+    async def register_volume(self, descriptor: VolumeDescriptor, *, term: int = 0) -> VolumeStat: ...
+
+    async def unregister_volume(self, volume: str, *, drain_s: float = 0.0, term: int = 0) -> None: ...
+
+    async def resize_volume(self, volume: str, capacity_blocks: int, *, term: int = 0) -> VolumeStat: ...
+
 
 class AsyncStoragePort(AsyncAgentPort, Protocol):
     """`StoragePort` likewise. A cancelled put is not undone: put again, and it is `present` where it was stored."""
-
-    async def register_volume(self, descriptor: VolumeDescriptor) -> VolumeStat: ...
-
-    async def unregister_volume(self, volume: str, *, drain_s: float = 0.0) -> None: ...
-
-    async def resize_volume(self, volume: str, capacity_blocks: int) -> VolumeStat: ...
 
     async def put(self, volume: str, blocks: Sequence[PutBlock]) -> list[Outcome]: ...
 

@@ -11,18 +11,27 @@ from storage_agent.command_nats import SCHEME as NATS_SCHEME
 from storage_agent.command_nats import NatsCommandListener
 from storage_agent.command_zmq import ZmqCommandListener
 from storage_agent.data_desk import DataDesk
+from storage_agent.registered_volumes import KeptVolumes, VolumeOrders
 
 
 class AgentService:
     """Serves one agent's commands on `command_url` until `close`. The agent itself stays open."""
 
-    def __init__(self, agent: StorageAgent, command_url: str, credentials: Credentials = NO_CREDENTIALS) -> None:
+    def __init__(
+        self,
+        agent: StorageAgent,
+        command_url: str,
+        credentials: Credentials = NO_CREDENTIALS,
+        kept: KeptVolumes | None = None,
+    ) -> None:
         """Takes commands when it returns; over NATS as soon as the server is there.
 
-        `credentials` are shown to the NATS server. Raises `ServiceError`: a URL that cannot be used or is in use.
+        `credentials` are shown to the NATS server. `kept`: where it is remembered which volumes others register and
+        resize; without it they are forgotten at the end. Raises `ServiceError`: a URL that cannot be used or is in use.
         """
         self._data = DataDesk(agent)
-        self._desk = CommandDesk(agent, self._data, agent.name)
+        orders = VolumeOrders(agent, kept if kept is not None else KeptVolumes(agent.name))
+        self._desk = CommandDesk(agent, self._data, orders, agent.name)
         self._listener: ZmqCommandListener | NatsCommandListener
         try:
             if command_url.startswith(NATS_SCHEME):

@@ -28,6 +28,7 @@ from storage_agent.command_wire import (
 from storage_agent.data_desk import DataDesk
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.port import BlockKey, PutBlock, Result
+from storage_agent.registered_volumes import KeptVolumes, VolumeOrders
 
 NAMESPACE = Namespace(tenant="t")
 KEY = BlockKey(NAMESPACE.namespace_id, 0, 7 << 64 | 7)
@@ -70,6 +71,22 @@ REQUESTS = st.one_of(
     request("release", volume=VOLUME, leases=st.lists(NUMBERS, max_size=2)),
     request("borrow", volume=VOLUME, keys=KEYS, wanted=st.none() | st.tuples(NUMBERS, NUMBERS, LAYOUTS)),
     request("return", loan=NUMBERS),
+    request("unregister", volume=st.sampled_from(["nowhere", ""]), drain_s=st.floats(), term=NUMBERS),
+    request("resize", volume=st.sampled_from(["nowhere", ""]), capacity_blocks=NUMBERS),
+    request(
+        "register",
+        descriptor=st.fixed_dictionaries(
+            {
+                "id": st.sampled_from(["slab", "extra", "", "../up"]),
+                "kind": st.sampled_from(["slab", "object", "nothing"]),
+                "path": st.sampled_from(["", "extra.slab", "/extra.slab", "/proc/self/fd/0"]) | st.text(max_size=3),
+                "capacity_blocks": NUMBERS,
+                "block_bytes_max": NUMBERS,
+                "options": st.dictionaries(st.sampled_from(["endpoint", "x"]), st.text(max_size=3), max_size=1),
+            }
+        ),
+        term=NUMBERS,
+    ),
     request(
         "offer",
         volume=VOLUME,
@@ -91,7 +108,7 @@ class Desk:
         )
         self.agent.put("slab", [PutBlock(KEY, NAMESPACE, memoryview(b"x" * 100))])
         self.data = DataDesk(self.agent)
-        self.desk = CommandDesk(self.agent, self.data, "asked")
+        self.desk = CommandDesk(self.agent, self.data, VolumeOrders(self.agent, KeptVolumes("asked")), "asked")
 
     def ask(self, payload: bytes) -> Reply:
         answers: queue.Queue[bytes] = queue.Queue()
