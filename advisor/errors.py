@@ -37,3 +37,7 @@ class ActionRefused(AdvisorError):
 
 class NothingSuch(ActionRefused):
     """It names something that there is none of."""
+
+
+class PictureBeingMade(AdvisorError):
+    """What was asked for is read from a picture that is not taken yet: ask again in a second."""

@@ -12,14 +12,14 @@ from typing import Annotated
 
 import typer
 
-from advisor.access.doorkeeper import Doorkeeper
-from advisor.access.identity import LOCAL
+from advisor.access.service_door import open_door
 from advisor.actions import ServiceActions
 from advisor.api.app import create_app
 from advisor.api.parts import AdminParts
 from advisor.api.server import AdminServer, open_socket
 from advisor.deletion_desk import ServiceDeletions
 from advisor.exposition import render_metrics
+from advisor.prefix_desk import ServicePrefixes
 from advisor.process import die_with_parent
 from advisor.reader import ServiceReader
 from advisor.service import AdvisorService
@@ -37,7 +37,7 @@ def serve(
         die_with_parent(parent)
     settings = load_settings(config, os.environ)
     # The port first: whoever finds it taken has not touched the log yet.
-    listener = open_socket(settings.api.host, settings.api.port)
+    listener = open_socket(settings.api.host, settings.api.port, asks_login=settings.api.login == "required")
     with contextlib.closing(listener), AdvisorService(settings) as service:
         # Whoever reads the address below is answered, if only when the server runs.
         listener.listen()
@@ -48,11 +48,14 @@ def serve(
             observe=service.metrics.observe_request,
             span=service.span,
             answers_file=settings.directory / "answers.sqlite",
-            doorkeeper=Doorkeeper(anonymous=LOCAL),
+            doorkeeper=open_door(service),
+            api=settings.api,
+            config=lambda: settings.model_dump(mode="json"),
             actions=ServiceActions(service),
             deletions=ServiceDeletions(service),
+            prefixes=ServicePrefixes(service),
         )
-        asyncio.run(_serve(service, _Server(create_app(parts), listener)))
+        asyncio.run(_serve(service, _Server(create_app(parts), listener, settings.api)))
         if service.failure is not None:
             raise service.failure
 

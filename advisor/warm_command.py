@@ -11,6 +11,7 @@ import typer
 from advisor.index.jit import cache_folder
 from advisor.index.warm import warm as warm_index
 from advisor.policies.warm import warm as warm_policies
+from advisor.prefixes.warm import warm as warm_prefixes
 from advisor.replay_warm import warm_caches, warm_tiers
 from advisor.wording import duration_text
 
@@ -25,6 +26,7 @@ def warm(
         beside.start()
     warm_index()
     warm_policies()
+    warm_prefixes()
     if replays:
         beside.join()
         if beside.exitcode:

@@ -22,11 +22,14 @@ from advisor.api.even_timing import EvenTiming
 from advisor.api.feed import LiveFeed
 from advisor.api.guard import Guard
 from advisor.api.idempotency import Idempotency
+from advisor.api.identity import identity_routes
 from advisor.api.measuring import Measuring
 from advisor.api.parts import AdminParts
 from advisor.api.policies import policy_routes
+from advisor.api.prefixes import prefix_routes
 from advisor.api.remembered_file import RememberedFile
 from advisor.api.routes import api_routes, probe_routes
+from advisor.api.stream import stream_routes
 from advisor.web.pages import Pages
 from advisor.web.routes import page_routes, static_files
 
@@ -67,19 +70,23 @@ def create_app(parts: AdminParts) -> FastAPI:
         return app.openapi()
 
     app.include_router(probe_routes(parts.reader, parts.metrics))
-    app.include_router(api_routes(parts.reader, feed))
+    app.include_router(api_routes(parts.reader))
+    app.include_router(stream_routes(parts.reader, feed))
     app.include_router(advice_routes(parts.reader))
     app.include_router(policy_routes(parts.reader))
     if parts.actions is not None:
         app.include_router(action_routes(parts.actions))
     if parts.deletions is not None:
         app.include_router(deletion_routes(parts.deletions))
+    if parts.prefixes is not None:
+        app.include_router(prefix_routes(parts.prefixes))
+    app.include_router(identity_routes(parts))
     app.include_router(page_routes(Pages(parts), parts, feed))
     app.mount("/static", static_files(), name="static")
     app.add_middleware(ETags)
     app.add_middleware(Idempotency, file=answers)
     app.add_middleware(EvenTiming)
-    app.add_middleware(Door, doorkeeper=parts.doorkeeper)
-    app.add_middleware(Guard)
+    app.add_middleware(Door, doorkeeper=parts.doorkeeper, secure=parts.api.is_secure)
+    app.add_middleware(Guard, hosts=parts.api.hosts, secure=parts.api.is_secure)
     app.add_middleware(Measuring, observe=parts.observe, span=parts.span)
     return app

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from advisor.access.doorkeeper import NOBODY, Doorkeeper
 from advisor.api.measuring import Observe
+from advisor.api_settings import ApiSettings
 from advisor.deletion_views import AdvisorDeletions
+from advisor.prefix_views import AdvisorPrefixes
 from advisor.tracing import Span, no_span
 from advisor.views import AdvisorActions, AdvisorReader
 
@@ -23,9 +26,14 @@ class AdminParts:
     """Prometheus' text."""
     doorkeeper: Doorkeeper = NOBODY
     """The default lets nobody in."""
+    api: ApiSettings = field(default_factory=ApiSettings)
+    """Where and under which names it is served."""
+    config: Callable[[], dict[str, Any]] | None = None
+    """The settings in force, as JSON types; their secrets are taken out before anybody sees them."""
     answers_file: Path | None = None
     """Where answers to writes with an Idempotency-Key are kept; None: for as long as this process."""
     observe: Observe = lambda _route, _method, _status, _seconds: None
     span: Span = no_span
     actions: AdvisorActions | None = None
     deletions: AdvisorDeletions | None = None
+    prefixes: AdvisorPrefixes | None = None

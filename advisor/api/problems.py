@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from advisor.api.errors import TooManyStreamsError
+from advisor.api.safety_headers import add_safety_headers
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -136,7 +137,10 @@ def _too_many_streams(_: Request, error: Exception) -> Response:
 def _unexpected(_: Request, error: Exception) -> Response:
     # The server logs the traceback; the client learns only the class, since a message may carry a path.
     detail = f"the advisor failed with {type(error).__name__}: its log has the traceback; report it with that"
-    return problem(500, "internal", "The advisor failed", detail)
+    answer = problem(500, "internal", "The advisor failed", detail)
+    # Made outside of all middleware, `advisor.api.guard` too.
+    add_safety_headers(answer.headers)
+    return answer
 
 
 def install(app: FastAPI) -> None:

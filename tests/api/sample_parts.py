@@ -7,6 +7,7 @@ from typing import Any
 
 from sample_actions import SampleActions
 from sample_deletions import SampleDeletions
+from sample_prefixes import SamplePrefixes
 from sample_reader import SampleReader
 
 from advisor.access.doorkeeper import Doorkeeper
@@ -20,6 +21,6 @@ def sample_parts(**others: Any) -> AdminParts:
     """`others` stand in the place of the samples, by the names of `AdminParts`."""
     parts = AdminParts(
         reader=SampleReader(), metrics=lambda: METRICS, doorkeeper=Doorkeeper(anonymous=LOCAL), actions=SampleActions(),
-        deletions=SampleDeletions(),
+        deletions=SampleDeletions(), prefixes=SamplePrefixes(),
     )
     return replace(parts, **others)

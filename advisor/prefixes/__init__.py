@@ -1,0 +1,1 @@
+"""Subtrees of the prefix tree: their figures, from a picture of the index that is taken while it changes."""
