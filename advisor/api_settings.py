@@ -80,6 +80,8 @@ class ApiSettings(Section):
     proxies: tuple[str, ...] = ("127.0.0.1", "::1")
     """Addresses or networks of that proxy: their word for a client's address is taken."""
     oidc: OidcSettings = OidcSettings()
+    upload_bytes_max: int = Field(default=1 << 30, ge=1 << 10, le=1 << 40)
+    """Of a recording or trace that is sent to be kept."""
 
     @field_validator("host")
     @classmethod

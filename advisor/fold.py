@@ -43,10 +43,12 @@ from advisor.entries import (
 from advisor.index import ArrayIndex, Key, PlaceKey
 from advisor.index.views import Figures
 from advisor.moves import CANCELLED_IN, IllegalMove, Move, MoveKind, MoveState, MoveTable, Trigger
+from advisor.plan_desk import HeldPlan, IllegalPlanStep, PlanDesk, PlanTrigger
 from advisor.policies.compaction import CompactionProposal, charge, plan_compactions
 from advisor.policies.limits import Limits
 from advisor.policies.plan import Plan, Proposal, Volume
 from advisor.policies.registry import eviction_of
+from advisor.policies.reopening import still_possible
 from advisor.policies.state import PolicyState
 from advisor.policies.tiering import plan_moves
 from advisor.shadow_comparison import Comparison, terms_of
@@ -55,7 +57,12 @@ from event_plane import wire
 from event_plane.schema import Batch, BatchKind, Namespace, Records
 
 REFUSALS_KEPT_MAX = 256
-NOTED_ACTIONS: frozenset[str] = frozenset({"register", "unregister", "resize", "scrub"})
+NOTED_ACTIONS: frozenset[str] = frozenset(
+    {
+        *("register", "unregister", "resize", "scrub"),
+        *("record", "stop recording", "upload recording", "delete recording", "replay", "cancel replay", "delete replay"),
+    }
+)
 """Operator actions that are logged for the audit alone."""
 NAMESPACES_KEPT_MAX = 16_384
 """Past it those without a block are forgotten."""
@@ -221,6 +228,7 @@ class Fold:
         """By producer: the snapshot whose end has not come."""
         self.volumes: dict[str, VolumeState] = {}
         self.moves = MoveTable()
+        self.plans = PlanDesk()
         self.deletions = DeletionTable()
         self.compactions = CompactionTable()
         self.refusals: deque[RefusalNote] = deque(maxlen=REFUSALS_KEPT_MAX)
@@ -231,6 +239,11 @@ class Fold:
         self.comparison: Comparison | None = None
         """With the policies of the settings' `shadow`."""
         self.settings: dict[str, Any] = {}
+        """In force."""
+        self.file_settings: dict[str, Any] = {}
+        """As the last start read them, of file and environment."""
+        self.changed_settings: dict[str, Any] = {}
+        """What an operator set otherwise: fields of `policy`, and `shadow`."""
         self.policy_version = ""
         self.paused: set[str] = set()
         """Paused volumes; the empty name pauses all planning."""
@@ -273,25 +286,49 @@ class Fold:
             case VolumeEntry():
                 self._apply_volume(control)
             case OperatorEntry():
-                self._apply_operator(control)
+                self._apply_operator(control, position)
             case Measurement():
                 self._apply_measurement(control)
 
     def tick(self, now_us: int, position: int) -> Plan:
-        """Advance time (never backwards) and plan. The plan's moves are open when it returns."""
-        since_us, self.now_us = self.now_us, max(self.now_us, now_us)
+        """Advance time (never backwards) and plan. The plan's moves are open when it returns, or wait for a person."""
+        self.now_us = max(self.now_us, now_us)
         orders = self._deletion_orders(position)
         if "" in self.paused:
             return Plan()
+        self.plans.lapse(self.now_us, self.limits.approve_within_s)
+        if self.plans.waiting is None:
+            plan = self._plan_after_shadows(orders)
+            self._note_refusals(plan)
+        else:
+            plan = Plan()
+            for order in orders:
+                plan.propose(order)
+        moves = self._moves_of(plan, position)
+        if self.limits.dry_run:
+            self.moves.add_dry(moves)
+        elif self.limits.approve:
+            self.moves.add(move for move in moves if move.deletion)
+            self._hold([move for move in moves if not move.deletion], plan, str(position))
+        else:
+            self.moves.add(moves)
+        compactions = self._plan_compactions(position)
+        self.plans_digest = _digest([self.plans_digest, position, *_plan_rows(plan), *_compaction_rows(compactions)])
+        return plan
+
+    def _plan_after_shadows(self, orders: Sequence[Proposal] = ()) -> Plan:
+        """Plan on all that was used since the last plan."""
         touched = self.index.touched_since_drain()
         if self.comparison is not None:
             volumes, book, out = self.volumes_by_speed(), self.policies.book, self._out_of_use()
-            refused = frozenset(self.deletions.refused)
+            refused, since_us = frozenset(self.deletions.refused), self.policies.planned_us
             self.comparison.tick(
                 self.index, volumes, touched, book, since_us, self.now_us, out, self.namespaces, refused
             )
-        plan = self._plan(touched, self.now_us, self.policies, orders)
-        moves = (
+        return self._plan(touched, self.now_us, self.policies, orders)
+
+    def _moves_of(self, plan: Plan, position: int) -> list[Move]:
+        return [
             Move(
                 move_id=f"{position}-{number}",
                 kind=proposal.kind,
@@ -305,16 +342,16 @@ class Fold:
                 deletion=proposal.deletion,
             )
             for number, proposal in enumerate(plan.proposals)
-        )
-        if self.limits.dry_run:
-            self.moves.add_dry(moves)
-        else:
-            self.moves.add(moves)
+        ]
+
+    def _note_refusals(self, plan: Plan) -> None:
         self.refusals.extend(RefusalNote(self.now_us, r.key, r.volume, r.reason) for r in plan.refusals)
         self.refusals_total += plan.refused
-        compactions = self._plan_compactions(position)
-        self.plans_digest = _digest([self.plans_digest, position, *_plan_rows(plan), *_compaction_rows(compactions)])
-        return plan
+
+    def _hold(self, moves: list[Move], plan: Plan, plan_id: str) -> None:
+        """Have a person decide on moves; of none there is nothing to decide."""
+        if moves:
+            self.plans.hold(HeldPlan(plan_id, self.now_us, moves, plan.refusals, plan.refused))
 
     def _plan_compactions(self, position: int) -> list[CompactionProposal]:
         volumes = [volume.as_planned() for volume in self.volumes.values()]
@@ -342,6 +379,23 @@ class Fold:
     def preview(self, now_us: int) -> Plan:
         """The plan that a tick at `now_us` would make. Changes nothing; copies what the policies remember."""
         return self._plan(self.index.touched(), max(self.now_us, now_us), copy.deepcopy(self.policies))
+
+    def reopened(self, moves: Sequence[Move]) -> Plan:
+        """A plan of moves that were planned before, as far as they are possible now. Changes nothing."""
+        plan = still_possible(
+            self.index,
+            [volume.as_planned() for volume in self.volumes.values()],
+            self.moves,
+            moves,
+            self.limits,
+            self.now_us,
+            self._out_of_plans(),
+            state=self.policies,
+            namespaces=self.namespaces,
+            kept_out=KeptOut(self.deletions, self.index, self.namespaces),
+        )
+        self._spare_last_copies(plan)
+        return plan
 
     def _deletion_orders(self, position: int) -> list[Proposal]:
         """What deletions want to be freed now."""
@@ -450,18 +504,22 @@ class Fold:
         self.compactions.abort(why, self.now_us, wanted)
 
     def _apply_settings(self, entry: SettingsEntry) -> None:
-        before = self._index_order()
+        before = self.limits
         self.settings = entry.settings
+        self.file_settings, self.changed_settings = entry.file, entry.changed
         self.policy_version = entry.policy_version
         self.limits = msgspec.convert(entry.settings.get("policy", {}), Limits, strict=False)
+        if self.plans.waiting is not None and self.limits != before:
+            self.plans.end(PlanTrigger.WITHDRAW, self.now_us)
         if self.limits.dry_run:
             self._abort("dry run", [move for move in self.moves.open.values() if move.state is MoveState.PLANNED])
         if self.limits.dry_run or not self.limits.compaction:
             self._abort_compactions("dry run" if self.limits.dry_run else "compaction was switched off")
         self._compare()
-        if self._index_order() != before:
-            for volume in self.volumes.values():
-                self.index.set_order(volume.place, self._index_order())
+        order = self._index_order()
+        for volume in self.volumes.values():
+            if self.index.order(volume.place) != order:
+                self.index.set_order(volume.place, order)
 
     def _compare(self) -> None:
         """Begin a comparison with the settings' shadows, unless one of the same terms goes on."""
@@ -526,7 +584,7 @@ class Fold:
         if self.comparison is not None and not move.is_open:
             self.comparison.moved(move, self.now_us)
 
-    def _apply_operator(self, entry: OperatorEntry) -> None:
+    def _apply_operator(self, entry: OperatorEntry, position: int) -> None:
         if entry.action == "pause":
             self.paused.add(entry.volume)
         elif entry.action == "resume":
@@ -537,6 +595,11 @@ class Fold:
             self._abort_compactions(f"cancelled by {entry.actor}", compaction_id=entry.move)
         elif entry.action in ("drain", "undrain", "watermarks"):
             self._apply_volume_order(entry)
+        elif entry.action in ("apply", "approve", "reject", "retry"):
+            try:
+                self._apply_plan_order(entry, position)
+            except (IllegalPlanStep, IllegalMove):
+                self.skipped[f"operator action {entry.action} that cannot be"] += 1
         elif entry.action in ("delete", "abandon", "enable"):
             try:
                 self._apply_deletion_order(entry)
@@ -560,6 +623,60 @@ class Fold:
             coming = [move for move in self.moves.open.values() if move.target == entry.volume]
             self._abort(why, [move for move in coming if move.state in CANCELLED_IN])
             self._abort_compactions(why, entry.volume)
+
+    def _apply_plan_order(self, entry: OperatorEntry, position: int) -> None:
+        """Raises `IllegalPlanStep` and `IllegalMove`, and changes nothing then."""
+        if entry.action != "reject":
+            self.require_unpaused()
+        if entry.action == "apply":
+            if self.plans.waiting is not None:
+                self.plans.end(PlanTrigger.WITHDRAW, self.now_us, entry.actor)
+            plan = self._plan_after_shadows()
+            self._note_refusals(plan)
+            self.plans_digest = _digest([self.plans_digest, position, *_plan_rows(plan)])
+            self.plans.hold(HeldPlan(str(position), self.now_us, self._moves_of(plan, position), [], 0))
+            self._open_held(entry.actor)
+        elif entry.action == "retry":
+            self.moves.add([self.retried(entry.move, entry.actor, f"{position}-0")])
+        else:
+            self.plans.require_waiting(entry.move, self.now_us, self.limits.approve_within_s)
+            if entry.action == "approve":
+                self._open_held(entry.actor)
+            else:
+                self.plans.end(PlanTrigger.REJECT, self.now_us, entry.actor)
+
+    def require_unpaused(self) -> None:
+        """Raises `IllegalPlanStep` while all moves are paused."""
+        if "" in self.paused:
+            raise IllegalPlanStep("all moves are paused by an operator: POST /api/v1/resume first")
+
+    def _open_held(self, actor: str) -> None:
+        """Open the moves of the plan that waits, as far as they are possible now."""
+        held = self.plans.end(PlanTrigger.APPROVE, self.now_us, actor)
+        plan = self.reopened(held.moves)
+        possible = {proposal.block.key for proposal in plan.proposals}
+        moves = [move for move in held.moves if move.key in possible]
+        for move in moves:
+            move.changed_us = self.now_us
+        self.moves.add(moves)
+        self.plans.opened(held, moves, plan.refusals, plan.refused)
+        self._note_refusals(plan)
+
+    def retried(self, move_id: str, actor: str, fresh_id: str) -> Move:
+        """A move of the same block, source and target as an aborted one; not opened yet. Raises `IllegalMove`."""
+        old = self.moves.last_ended(move_id)
+        if old is None or old.state is not MoveState.ABORTED:
+            raise IllegalMove(f"move {move_id} is no aborted move that is kept: GET /api/v1/moves?state=aborted has them")
+        if old.deletion:
+            raise IllegalMove(f"move {move_id} is deletion {old.deletion}'s, which frees its block by itself")
+        plan = self.reopened([old])
+        if plan.refusals:
+            raise IllegalMove(f"move {move_id} is not possible any more: {plan.refusals[0].reason}")
+        reason = f"retried by {actor}; {old.reason}"
+        (proposal,) = plan.proposals
+        return Move(
+            fresh_id, old.kind, old.key, old.source, old.target, proposal.block_bytes, reason, self.now_us, self.now_us
+        )
 
     def _apply_deletion_order(self, entry: OperatorEntry) -> None:
         """Raises `IllegalDeletion`, and `ValueError` for a prefix that is no hash."""
@@ -719,6 +836,8 @@ class Fold:
             [sorted(self.paused), self.settings, sorted(self.skipped.items()), sorted(self.hits_by_tier.items())],
             self.plans_digest,
             self.moves.dry_total,
+            [self.file_settings, self.changed_settings],
+            self.plans.described(),
         ]
         for producer_id in sorted(self.producers):
             p = self.producers[producer_id]

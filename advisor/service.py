@@ -388,9 +388,14 @@ class AdvisorService:
 
     def open_queries(self) -> LogQueries:
         """Of the log, for one event loop. Raises `LogError`."""
+        return open_queries(self.settings, self.log)
+
+    @property
+    def log(self) -> EventLog:
+        """To be read, on any thread; what is appended goes through `submit`. Raises `LogError` before the start."""
         if self._log is None:
             raise LogError("the service is not running: start it first")
-        return open_queries(self.settings, self._log)
+        return self._log
 
     def queue_entries(self) -> int:
         """Entries that are logged and not yet applied."""

@@ -17,7 +17,7 @@ from event_plane.schema import RECORD_DTYPE, Records, Tier
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """Of a trace: `blocks` are different ones, `accesses` uses of them. A whole block's tokens and bytes; 0: not told."""
+    """Of a trace: uses (`accesses`) of different `blocks`; tokens and bytes of a whole one, 0: not told."""
 
     requests: int
     accesses: int
