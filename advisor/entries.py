@@ -80,11 +80,17 @@ class CompactionStep(msgspec.Struct, frozen=True, tag="compaction"):
 
 
 class SettingsEntry(msgspec.Struct, frozen=True, tag="settings"):
-    """The settings that the fold reads, whole, with the version of the policies they were made for."""
+    """The settings that the fold reads, whole, with the version of the policies they were made for.
+
+    `file`: as the last start read them, of file and environment. `changed`: what an operator set otherwise, by field of
+    `policy`, and `shadow`.
+    """
 
     settings: dict[str, Any]
     policy_version: str
     term: int = 0
+    file: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
 
 
 class VolumeEntry(msgspec.Struct, frozen=True, tag="volume"):
@@ -103,7 +109,8 @@ class VolumeEntry(msgspec.Struct, frozen=True, tag="volume"):
 class OperatorEntry(msgspec.Struct, frozen=True, tag="operator"):
     """A person's action: `pause` and `resume` of moves, on one volume or (volume empty) on all; `drain` of a volume and
     `undrain`; `watermarks` of one, as fractions of its capacity; `cancel` of one move or
-    (move empty) of all that are open; `delete` of a tenant, a namespace or in that a prefix (128-bit hash in hex),
+    (move empty) of all that are open; `retry` of an aborted move; `approve` and `reject` of the plan `move` that waits;
+    `apply` of one that is made at once; `delete` of a tenant, a namespace or in that a prefix (128-bit hash in hex),
     under the id `deletion`; `abandon` of a deletion; `enable` of a tenant that was deleted.
 
     Actions of `advisor.fold.NOTED_ACTIONS` change nothing in the fold: they stand in the log for the audit. `detail`:

@@ -666,7 +666,7 @@ class Fold:
         """A move of the same block, source and target as an aborted one; not opened yet. Raises `IllegalMove`."""
         old = self.moves.last_ended(move_id)
         if old is None or old.state is not MoveState.ABORTED:
-            raise IllegalMove(f"move {move_id} is no aborted move that is kept: GET /api/v1/moves?state=aborted has them")
+            raise IllegalMove(f"move {move_id} is not aborted, or not kept any more: GET /api/v1/moves?state=aborted")
         if old.deletion:
             raise IllegalMove(f"move {move_id} is deletion {old.deletion}'s, which frees its block by itself")
         plan = self.reopened([old])

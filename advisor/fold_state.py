@@ -13,7 +13,9 @@ from advisor.deletions import IllegalDeletion
 from advisor.fold import NOTHING_WRITTEN, Drain, Fold, ProducerState, RefusalNote, VolumeState, WrittenBytes
 from advisor.index import Key, PlaceKey
 from advisor.moves import Move, MoveKind, MoveState
+from advisor.plan_desk import HeldPlan, PlanState
 from advisor.policies.limits import Limits
+from advisor.policies.plan import Refusal
 from advisor.policies.state import SavedPolicies
 from advisor.shadow_comparison import Comparison, SavedComparison
 from advisor.snapshots import Chunk, PendingSnapshot
@@ -21,7 +23,8 @@ from event_plane.schema import RECORD_DTYPE, Namespace
 
 STATE_VERSION = 5
 """What is written. Older ones are read too: 1 knew no snapshots, 2 no policies that remember, 3 no deletions, no dry
-runs and no volumes that are away, 4 no volumes that are drained, and no settings that were changed in the view."""
+runs and no volumes that are away, 4 no volumes that are drained, no settings that were changed in the view and no plans
+that wait."""
 
 
 class StateError(Exception):
@@ -97,6 +100,19 @@ class _Refusal(msgspec.Struct, array_like=True):
     reason: str
 
 
+class _HeldPlan(msgspec.Struct, array_like=True):
+    plan_id: str
+    planned_us: int
+    moves: list[_Move]
+    refusals: list[_Refusal]
+    refused: int
+    state: PlanState
+    actor: str
+    decided_us: int
+    opened: list[str]
+    opened_total: int
+
+
 class _State(msgspec.Struct):
     version: int
     position: int
@@ -126,6 +142,10 @@ class _State(msgspec.Struct):
     moves_dry_total: int = 0
     deletions: SavedDeletions = msgspec.field(default_factory=SavedDeletions)
     compactions: SavedCompactions = msgspec.field(default_factory=SavedCompactions)
+    file_settings: dict[str, Any] = {}
+    changed_settings: dict[str, Any] = {}
+    plan_waiting: _HeldPlan | None = None
+    plans_ended: list[_HeldPlan] = []
 
 
 def export_state(fold: Fold) -> bytes:
@@ -176,6 +196,10 @@ def export_state(fold: Fold) -> bytes:
             moves_dry_total=moves.dry_total,
             deletions=save_deletions(fold.deletions),
             compactions=fold.compactions.saved(),
+            file_settings=fold.file_settings,
+            changed_settings=fold.changed_settings,
+            plan_waiting=None if fold.plans.waiting is None else _from_plan(fold.plans.waiting),
+            plans_ended=[_from_plan(plan) for plan in fold.plans.ended],
         )
     )  # fmt: skip
 
@@ -199,6 +223,7 @@ def restore_state(fold: Fold, state: bytes) -> None:
     fold.policy_version = saved.policy_version
     fold.plans_digest = saved.plans_digest
     fold.settings = saved.settings
+    fold.file_settings, fold.changed_settings = saved.file_settings, saved.changed_settings
     fold.limits = saved.limits
     fold.paused = set(saved.paused)
     fold.skipped.update(saved.skipped)
@@ -238,6 +263,8 @@ def restore_state(fold: Fold, state: bytes) -> None:
     fold.moves.moved_bytes = saved.moved_bytes
     fold.moves.dry.extend(_to_move(move) for move in saved.moves_dry)
     fold.moves.dry_total = saved.moves_dry_total
+    fold.plans.waiting = None if saved.plan_waiting is None else _to_plan(saved.plan_waiting)
+    fold.plans.ended.extend(_to_plan(plan) for plan in saved.plans_ended)
     fold.refusals.extend(RefusalNote(r.at_us, _to_key(r.key), r.volume, r.reason) for r in saved.refusals)
 
 
@@ -272,4 +299,20 @@ def _to_move(move: _Move) -> Move:
     return Move(
         move.move_id, move.kind, _to_key(move.key), move.source, move.target, move.block_bytes, move.reason,
         move.planned_us, move.changed_us, move.state, move.note, move.deletion,
+    )  # fmt: skip
+
+
+def _from_plan(plan: HeldPlan) -> _HeldPlan:
+    refusals = [_Refusal(plan.planned_us, _from_key(r.key), r.volume, r.reason) for r in plan.refusals]
+    return _HeldPlan(
+        plan.plan_id, plan.planned_us, [_from_move(move) for move in plan.moves], refusals, plan.refused, plan.state,
+        plan.actor, plan.decided_us, plan.opened, plan.opened_total,
+    )  # fmt: skip
+
+
+def _to_plan(plan: _HeldPlan) -> HeldPlan:
+    refusals = [Refusal(_to_key(r.key), r.volume, r.reason) for r in plan.refusals]
+    return HeldPlan(
+        plan.plan_id, plan.planned_us, [_to_move(move) for move in plan.moves], refusals, plan.refused, plan.state,
+        plan.actor, plan.decided_us, plan.opened, plan.opened_total,
     )  # fmt: skip

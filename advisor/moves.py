@@ -164,9 +164,14 @@ class MoveTable:
         newest = reversed(self.dry) if dry else reversed(self.open.values())
         return list(takewhile(lambda move: move.move_id.startswith(f"{position}-"), newest))[::-1]
 
+    def last_ended(self, move_id: str) -> Move | None:
+        """Of the finished moves that are kept."""
+        return next((move for move in reversed(self.finished) if move.move_id == move_id), None)
+
     def was_aborted(self, move_id: str) -> bool:
         """Of the finished moves that are kept."""
-        return any(move.move_id == move_id and move.state is MoveState.ABORTED for move in reversed(self.finished))
+        ended = self.last_ended(move_id)
+        return ended is not None and ended.state is MoveState.ABORTED
 
     def step(self, move_id: str, trigger: Trigger, now_us: int, note: str = "") -> Move:
         """Advance one move; raises `IllegalMove` (also for a move that is not open) and changes nothing then."""

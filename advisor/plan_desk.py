@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from advisor.errors import ActionRefused
 from advisor.moves import Move
@@ -124,6 +125,15 @@ class PlanDesk:
         plan.moves = []
         plan.opened, plan.opened_total = [move.move_id for move in moves[:OPENED_KEPT_MAX]], len(moves)
         plan.refusals, plan.refused = list(refusals), refused
+
+    def described(self) -> list[Any]:
+        """For a digest."""
+        return [
+            [p.plan_id, p.planned_us, p.state, p.actor, p.decided_us, p.refused, p.opened, p.opened_total]
+            + [[move.move_id, f"{move.key.sequence_hash:x}"] for move in p.moves]
+            + [[f"{refusal.key.sequence_hash:x}", refusal.volume, refusal.reason] for refusal in p.refusals]
+            for p in [*self.ended, *([self.waiting] if self.waiting is not None else [])]
+        ]
 
 
 def has_lapsed(plan: HeldPlan, now_us: int, within_s: float) -> bool:
