@@ -60,7 +60,8 @@ REFUSALS_KEPT_MAX = 256
 NOTED_ACTIONS: frozenset[str] = frozenset(
     {
         *("register", "unregister", "resize", "scrub"),
-        *("record", "stop recording", "upload recording", "delete recording", "replay", "cancel replay", "delete replay"),
+        *("record", "stop recording", "upload recording", "delete recording"),
+        *("replay", "cancel replay", "delete replay"),
     }
 )
 """Operator actions that are logged for the audit alone."""
