@@ -93,6 +93,7 @@ class Metrics:
             buckets=_REQUEST_SECONDS,
         )
         self.requests = self._counter("http_requests", "Requests answered.", "route", "method", "status")
+        self.refused_attempts = self._counter("refused_attempts", "Attempts to come in that were refused.", "by")
         self.queue_entries = self._gauge("queue_entries", "Logged entries that wait to be applied.")
         self.behind_seconds = self._gauge("behind_seconds", "Age of the oldest logged entry not applied yet.")
         self.skipped_records = self._counter("skipped_records", "Records that made no sense.", "reason")

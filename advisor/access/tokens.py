@@ -19,6 +19,8 @@ from advisor.access.errors import NotAdmitted
 from advisor.access.identity import LOCAL, Identity, Scope
 
 PREFIX = "kva_"
+TOKEN_CHARACTERS_MAX = 16_384
+"""Of any token, an issuer's too."""
 _FORM = re.compile(r"kva_([0-9a-f]{12})_([A-Za-z0-9_-]{43})", re.ASCII)
 _NOBODYS_DIGEST = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
 

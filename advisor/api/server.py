@@ -5,27 +5,32 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+import ssl
 
 import uvicorn
 from fastapi import FastAPI
 
 from advisor.api.errors import ApiError
 from advisor.api.feed import LiveFeed
+from advisor.api_settings import ApiSettings, is_loopback
 
 _SHUTDOWN_S_MAX = 3
 
 
-def open_socket(host: str, port: int) -> socket.socket:
-    """A TCP socket that listens on a loopback address; port 0 takes any free one. Connections wait for the server.
+def open_socket(host: str, port: int, *, asks_login: bool = False) -> socket.socket:
+    """A TCP socket that listens; port 0 takes any free one. Connections wait for the server.
 
-    Raises `ApiError` for an address that others can reach, and for a port in use.
+    Raises `ApiError` for a port in use, and for an address that others can reach unless whoever comes `asks_login`.
     """
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError as error:
-        raise ApiError(f"the API's host is {host!r}: give 127.0.0.1 or ::1") from error
-    if not address.is_loopback:
-        raise ApiError(f"the API's host is {host!r}, which others can reach, and it has no login yet: give 127.0.0.1")
+        raise ApiError(f"the API's host is {host!r}: give an address, as 127.0.0.1 or ::1") from error
+    if not asks_login and not is_loopback(host):
+        raise ApiError(
+            f"the API's host is {host!r}, which others can reach without a login: set api.login = \"required\", or give"
+            " 127.0.0.1"
+        )
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -48,16 +53,23 @@ class AdminServer(uvicorn.Server):
     `url` is where the dashboard is: `http://127.0.0.1:8470/`.
     """
 
-    def __init__(self, app: FastAPI, listener: socket.socket) -> None:
+    def __init__(self, app: FastAPI, listener: socket.socket, api: ApiSettings | None = None) -> None:
+        """`api` says whether with TLS, and which proxies' word for a client's address is taken. Raises `ApiError`."""
+        settings = api or ApiSettings()
+        _require_certificate(settings)
         super().__init__(
             uvicorn.Config(
                 app, log_config=None, access_log=False, server_header=False, ws="none",
                 timeout_graceful_shutdown=_SHUTDOWN_S_MAX,
+                ssl_certfile=settings.tls_cert_file, ssl_keyfile=settings.tls_key_file,
+                # Without a proxy, whoever sends X-Forwarded-For would choose the address that its failures count for.
+                proxy_headers=settings.behind_proxy, forwarded_allow_ips=list(settings.proxies),
             )
         )
         self._listener = listener
         host, port = listener.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        scheme = "http" if settings.tls_cert_file is None else "https"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
         self._feed: LiveFeed = app.state.feed
 
     async def serve_until_told(self) -> None:
@@ -68,3 +80,21 @@ class AdminServer(uvicorn.Server):
         # uvicorn waits for open answers to end, and a stream never ends by itself.
         self._feed.close()
         await super().shutdown(sockets)
+
+
+def _require_certificate(settings: ApiSettings) -> None:
+    if settings.tls_cert_file is None or settings.tls_key_file is None:
+        return
+    for file in (settings.tls_cert_file, settings.tls_key_file):
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            raise ApiError(f"{file}, of the API's TLS, cannot be read ({error.strerror}): make it readable") from error
+    try:
+        # A password would be asked for on a terminal that a service has none of.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert_file, settings.tls_key_file, "")
+    except (ssl.SSLError, ValueError) as error:
+        raise ApiError(
+            f"{settings.tls_cert_file} and {settings.tls_key_file} are no certificate with its key ({error}): give PEM"
+            " files that go together, the key without a password"
+        ) from error

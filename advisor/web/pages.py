@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -12,6 +13,7 @@ from advisor.access.identity import LOCAL, Identity, Scope
 from advisor.api.parts import AdminParts
 from advisor.api.picture import Picture
 from advisor.web import formats
+from advisor.web.alerts import Alert
 from advisor.web.figures import (
     NOT_TOLD,
     SPARK_HEIGHT,
@@ -21,12 +23,14 @@ from advisor.web.figures import (
     origin_total,
     reused_share,
     six_figures,
+    tier_shares,
 )
 
-FRAGMENTS = ("status", "notices", "figures", "origin", "volumes", "moves", "producers", "shadow")
+FRAGMENTS = ("status", "notices", "figures", "origin", "tiers", "volumes", "moves", "producers", "shadow")
 """Parts of the overview that change: the element with this id holds `templates/fragments/NAME.html`."""
 
 ACTIVITIES_SHOWN = 12
+ALERTS_SHOWN = 20
 
 VENDOR = "/static/vendor/"
 
@@ -69,21 +73,28 @@ class Pages:
         """A page's markup; `who` sees it: its templates leave out what their scope does not allow."""
         return self._templates.get_template(template).render(who=who, **shown)
 
-    def overview(self, picture: Picture, who: Identity) -> str:
-        return self.render("overview.html", who, **self._shown(picture))
+    def overview(self, picture: Picture, alerts: Sequence[Alert], who: Identity) -> str:
+        return self.render("overview.html", who, **self._shown(picture, alerts))
 
-    def fragments(self, picture: Picture) -> dict[str, str]:
+    def fragments(self, picture: Picture, alerts: Sequence[Alert] = ()) -> dict[str, str]:
         """The markup inside each element of `FRAGMENTS`."""
-        shown = self._shown(picture)
+        shown = self._shown(picture, alerts)
         return {name: self._templates.get_template(f"fragments/{name}.html").render(shown) for name in FRAGMENTS}
 
     def docs(self, who: Identity) -> str:
         return self.render("docs.html", who)
 
-    def _shown(self, picture: Picture) -> dict[str, object]:
+    def login(self, wanted: str, refused: str = "") -> str:
+        """The page for whoever is not known yet. `wanted`: where they go after it; `refused`: why it is shown again."""
+        return self._templates.get_template("login.html").render(wanted=wanted, refused=refused)
+
+    def _shown(self, picture: Picture, alerts: Sequence[Alert]) -> dict[str, object]:
         return {
             "summary": picture.summary,
             "failing": [check for check in picture.checks if not check.ok],
+            "alerts": alerts[:ALERTS_SHOWN],
+            "more_alerts": max(0, len(alerts) - ALERTS_SHOWN),
+            "tiers": tier_shares(picture),
             "figures": six_figures(picture),
             "spark_box": f"0 0 {SPARK_WIDTH} {SPARK_HEIGHT}",
             "prompt_blocks": origin_total(picture.summary.origin),

@@ -16,6 +16,7 @@ from advisor.api.access import needs
 from advisor.api.feed import LiveFeed
 from advisor.api.parts import AdminParts
 from advisor.api.routes import stream_place
+from advisor.web.page_login import login_routes
 from advisor.web.page_producers import producers_routes
 from advisor.web.pages import Pages
 
@@ -31,12 +32,13 @@ def page_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRouter:
 
     @routes.get("/")
     async def overview(who: Reader) -> HTMLResponse:
-        return HTMLResponse(pages.overview(await feed.current(), who))
+        return HTMLResponse(pages.overview(await feed.current(), feed.alerts, who))
 
     @routes.get("/docs")
     def docs(who: Reader) -> HTMLResponse:
         return HTMLResponse(pages.docs(who))
 
+    routes.include_router(login_routes(pages, parts))
     routes.include_router(producers_routes(pages, parts, feed))
 
     @routes.get(
@@ -48,7 +50,7 @@ def page_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRouter:
         """Fragments that changed, as htmx partials in one message; then the sample for the charts as event `sample`."""
         sent: dict[str, str] = {}
         async for picture in feed.pictures():
-            now = pages.fragments(picture)
+            now = pages.fragments(picture, feed.alerts)
             changed = [
                 f'<hx-partial hx-target="#{name}" hx-swap="innerMorph">{markup}</hx-partial>'
                 for name, markup in now.items()

@@ -14,13 +14,15 @@ from advisor.access.doorkeeper import Doorkeeper
 from advisor.access.identity import LOCAL
 from advisor.api.parts import AdminParts
 
+CONFIG = {"directory": "state", "log": {"url": "postgresql://kv:planted@db/kv"}}
 METRICS = b"# TYPE kvadvisor_blocks gauge\nkvadvisor_blocks 7\n"
 
 
 def sample_parts(**others: Any) -> AdminParts:
     """`others` stand in the place of the samples, by the names of `AdminParts`."""
     parts = AdminParts(
-        reader=SampleReader(), metrics=lambda: METRICS, doorkeeper=Doorkeeper(anonymous=LOCAL), actions=SampleActions(),
+        reader=SampleReader(), metrics=lambda: METRICS, doorkeeper=Doorkeeper(anonymous=LOCAL),
+        config=lambda: CONFIG, actions=SampleActions(),
         deletions=SampleDeletions(), prefixes=SamplePrefixes(),
     )
     return replace(parts, **others)
