@@ -53,6 +53,7 @@ class LogRecording(threading.Thread):
         self._log = log
         self._recorder = recorder
         self._limits = Limits(events, seconds, self.stopping)
+        self._events = events
         self._next = from_position
         self._require_room = require_room
         self._ended = ended
@@ -109,7 +110,7 @@ class LogRecording(threading.Thread):
                 self.stopping.wait(LOOK_S)
 
     def _is_enough(self) -> bool:
-        return not self.stopping.is_set() and self._limits.reached(self.events)
+        return self._events is not None and self.events >= self._events
 
     def _take(self, through: int) -> None:
         """Entries up to `through`, or fewer where those are events enough."""
