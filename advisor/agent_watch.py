@@ -20,11 +20,12 @@ def volume_changes(
     stat: AgentStat | None,
     totals: dict[tuple[str, str], tuple[int, float]],
     away: str,
+    let_go: str = "",
 ) -> list[Control]:
     """Volumes that came, changed, went or are away, and transfers since `totals`, which is brought up to now.
 
     `stat` None: the agent is unreachable, all of its volumes are away, and `away` says why. An optional volume that it
-    does not know any more is away too; another one was unregistered.
+    does not know any more is away too; another one was unregistered, and so was `let_go`, a volume that a person took.
     """
     left = {volume.volume_id: volume for volume in known}
     if stat is None:
@@ -41,7 +42,7 @@ def volume_changes(
         if before is None or (before.descriptor, before.producer, before.away) != (descriptor, stat.producer, why):
             changes.append(VolumeEntry(descriptor, agent, stat.producer, away=why))
     for gone in left.values():
-        if not gone.optional:
+        if not gone.optional or gone.volume_id == let_go:
             changes.append(VolumeEntry(gone.descriptor, agent, gone.producer, registered=False))
         elif not gone.away:
             changes.append(

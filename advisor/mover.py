@@ -60,6 +60,8 @@ class Mover(threading.Thread):
         super().__init__(name="kvadvisor-mover", daemon=True)
         self.unreachable: dict[str, str] = {}
         """By agent: why it cannot be reached, since when. Replaced whole, never changed."""
+        self.stats: dict[str, AgentStat] = {}
+        """By agent: what it said last. Replaced whole, never changed."""
         self._movers = movers
         self._fold = fold
         self._lock = lock
@@ -73,10 +75,13 @@ class Mover(threading.Thread):
         self._span = span
         self._wake = threading.Event()
         self._guard = threading.Lock()
-        """Of what follows, and of `unreachable`."""
+        """Of what follows, and of `unreachable` and `stats`."""
         self._taken: set[str] = set()
         """Moves that a command carries."""
         self._under_way: Counter[Way] = Counter()
+        self._looking = {agent: threading.Lock() for agent in movers}
+        """Held from an agent's answer to the entries made of it, so that the log has them in the agent's order."""
+        self._totals: dict[str, dict[tuple[str, str], tuple[int, float]]] = {agent: {} for agent in movers}
 
     def wake(self) -> None:
         """There may be open moves."""
@@ -101,28 +106,39 @@ class Mover(threading.Thread):
     # -- agents
 
     def _watch(self, agent: str) -> None:
-        """Log what changed in an agent's volumes and what its transfers took since the last look."""
-        totals: dict[tuple[str, str], tuple[int, float]] = {}
+        """Look at an agent's volumes, again and again."""
         lost_s = 0.0
         while not self._stopping.is_set():
-            stat = self._ask(agent, lambda mover: mover.stat())
-            if stat is not None:
+            answers = self.look(agent)
+            if answers:
                 lost_s = 0.0
-                self._log_changes(agent, stat, totals, "")
             else:
                 lost_s = lost_s or time.monotonic()
                 if time.monotonic() - lost_s >= self._away_after_s.get(agent, float("inf")):
                     why = f"agent {agent} is unreachable: {self.unreachable.get(agent, 'it does not answer')}"
-                    self._log_changes(agent, None, totals, why)
-            pause_s = self._watch_interval_s if stat is not None else min(self._watch_interval_s, UNREACHABLE_PAUSE_S)
-            self._stopping.wait(pause_s)
+                    with self._looking[agent]:
+                        self._log_changes(agent, None, away=why)
+            self._stopping.wait(self._watch_interval_s if answers else min(self._watch_interval_s, UNREACHABLE_PAUSE_S))
 
-    def _log_changes(
-        self, agent: str, stat: AgentStat | None, totals: dict[tuple[str, str], tuple[int, float]], away: str
-    ) -> None:
+    def look(self, agent: str, *, let_go: str = "") -> bool:
+        """Log what changed in an agent's volumes and what its transfers took since the last look; it is applied when
+        this returns. False: the agent does not answer. From any thread.
+
+        `let_go`: a volume that a person has taken from the agent; it is unregistered also where it is optional.
+        """
+        with self._looking[agent]:
+            stat = self._ask(agent, lambda mover: mover.stat())
+            if stat is None:
+                return False
+            with self._guard:
+                self.stats = {**self.stats, agent: stat}
+            self._log_changes(agent, stat, let_go=let_go)
+            return True
+
+    def _log_changes(self, agent: str, stat: AgentStat | None, *, away: str = "", let_go: str = "") -> None:
         with self._lock:
             known = [volume for volume in self._fold.volumes.values() if volume.agent == agent]
-            changes = volume_changes(agent, known, stat, totals, away)
+            changes = volume_changes(agent, known, stat, self._totals[agent], away, let_go)
         for control in changes:
             self._log_and_wait(control)
             if isinstance(control, VolumeEntry):

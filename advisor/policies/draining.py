@@ -49,8 +49,7 @@ def _send_out(sight: Sight, block: BlockRow, volume: Volume) -> bool:
     for other in _own_agent_first(sight.ordered, volume):
         if block.placed_in(other.place) is not None:
             if refusal := sight.purse.refusal(None, 0, promotion=False):
-                sight.plan.refuse(block, volume.volume_id, f"{why}, but {refusal}")
-                return False
+                return _refuse(sight, block, volume, refusal)
             reason = f"{why}, {other.volume_id} holds a copy"
             sight.send_out(Proposal(MoveKind.DROP, block, volume.volume_id, other.volume_id, size, reason), volume)
             return True
@@ -62,8 +61,12 @@ def _send_out(sight: Sight, block: BlockRow, volume: Volume) -> bool:
             proposal = Proposal(MoveKind.DEMOTE, block, volume.volume_id, other.volume_id, size, reason)
             sight.send_out(proposal, volume, other)
             return True
-    obstacle = obstacle or "no other volume that may hold it has room below its high watermark"
-    sight.plan.refuse(block, volume.volume_id, f"{why}, but {obstacle}")
+    return _refuse(sight, block, volume, obstacle or "no other volume that may hold it has room below its high watermark")
+
+
+def _refuse(sight: Sight, block: BlockRow, volume: Volume, obstacle: str) -> bool:
+    sight.plan.refuse(block, volume.volume_id, f"{volume.volume_id} is being drained, but {obstacle}")
+    sight.plan.stuck[volume.volume_id] = obstacle
     return False
 
 

@@ -93,6 +93,8 @@ class Plan:
     refusals: list[Refusal] = field(default_factory=list)
     refused: int = 0
     """All refusals; `refusals` keeps the first few."""
+    stuck: dict[str, str] = field(default_factory=dict)
+    """By drained volume: why the last block that was looked at does not leave it."""
     rows: set[int] = field(default_factory=set)
     """Those of `proposals`: a block has one move at a time."""
 
