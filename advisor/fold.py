@@ -98,6 +98,8 @@ class Drain(NamedTuple):
 
     since_us: int
     blocks: int
+    obstacle: str = ""
+    """Why some block did not leave, in the last plan; empty where it has nothing against any."""
 
 
 class WrittenBytes(NamedTuple):
@@ -302,6 +304,7 @@ class Fold:
         if self.plans.waiting is None:
             plan = self._plan_after_shadows(orders)
             self._note_refusals(plan)
+            self._note_stuck(plan)
         else:
             plan = Plan()
             for order in orders:
@@ -349,6 +352,11 @@ class Fold:
     def _note_refusals(self, plan: Plan) -> None:
         self.refusals.extend(RefusalNote(self.now_us, r.key, r.volume, r.reason) for r in plan.refusals)
         self.refusals_total += plan.refused
+
+    def _note_stuck(self, plan: Plan) -> None:
+        for volume in self.volumes.values():
+            if volume.drain is not None:
+                volume.drain = volume.drain._replace(obstacle=plan.stuck.get(volume.volume_id, ""))
 
     def _hold(self, moves: list[Move], plan: Plan, plan_id: str) -> None:
         """Have a person decide on moves; of none there is nothing to decide."""
@@ -409,15 +417,15 @@ class Fold:
                 self.index,
                 self.moves,
                 self.namespaces,
-                [Standing(volume.volume_id, volume.place, self._held_back(volume)) for volume in self.volumes.values()],
+                [Standing(volume.volume_id, volume.place, self.held_back(volume)) for volume in self.volumes.values()],
                 {producer_id: (state.epoch, state.sequence) for producer_id, state in self.producers.items()},
                 now_us=self.now_us,
                 moves_max=self.limits.delete_moves_max,
             )
             return tick.work(f"{position}-again")
 
-    def _held_back(self, volume: VolumeState) -> str:
-        """Why nothing is deleted from a volume now; empty where something may be."""
+    def held_back(self, volume: VolumeState) -> str:
+        """Why nothing leaves a volume now; empty where something may."""
         if volume.away:
             return volume.away
         if "" in self.paused or volume.volume_id in self.paused:

@@ -13,6 +13,7 @@ from advisor.wording import bytes_text
 LOOKED_AT_MAX = 1_024
 """Blocks of a volume that one plan looks at: where so many of the coldest cannot leave, the others wait."""
 ANCESTORS_MAX = 4_096
+NO_ROOM = "no other volume that may hold it has room below its high watermark"
 
 
 def drain(sight: Sight, volume: Volume) -> None:
@@ -61,7 +62,7 @@ def _send_out(sight: Sight, block: BlockRow, volume: Volume) -> bool:
             proposal = Proposal(MoveKind.DEMOTE, block, volume.volume_id, other.volume_id, size, reason)
             sight.send_out(proposal, volume, other)
             return True
-    return _refuse(sight, block, volume, obstacle or "no other volume that may hold it has room below its high watermark")
+    return _refuse(sight, block, volume, obstacle or NO_ROOM)
 
 
 def _refuse(sight: Sight, block: BlockRow, volume: Volume, obstacle: str) -> bool:
