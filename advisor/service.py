@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from importlib.metadata import version
 from types import TracebackType
@@ -25,7 +25,7 @@ from advisor.checkpointer import Checkpointer
 from advisor.compaction_runner import CompactionRunner
 from advisor.deletion_prover import DeletionProver
 from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntry, Tick, control_entry
-from advisor.errors import AdvisorError, LogError
+from advisor.errors import ActionRefused, AdvisorError, LogError, NothingSuch
 from advisor.fold import Fold
 from advisor.hooks import Hook, HookDesk, HookFigures, hook_named
 from advisor.index import INDEX_FULL, ArrayIndex, IndexSize
@@ -52,7 +52,7 @@ from event_plane.connect import open_subscriber
 from event_plane.schema import Namespace
 from event_plane.transport import Subscriber
 from storage_agent.client import AgentClient
-from storage_agent.port import AgentPort
+from storage_agent.port import AgentPort, AgentStat
 
 SAMPLES_KEPT_MAX = 3_600
 STOP_WAIT_S = 10.0
@@ -433,6 +433,37 @@ class AdvisorService:
     def unreachable(self) -> Mapping[str, str]:
         """By agent: why it cannot be reached, since when."""
         return self._mover.unreachable if self._mover is not None else {}
+
+    # -- agents
+
+    @property
+    def agent_stats(self) -> Mapping[str, AgentStat]:
+        """By agent: what it said last."""
+        return self._mover.stats if self._mover is not None else {}
+
+    @contextlib.contextmanager
+    def agent(self, name: str) -> Iterator[AgentPort]:
+        """A storage agent to ask about its volumes, over a connection of its own.
+
+        Raises `NothingSuch` where there is none of that name, `ActionRefused` for one that is no storage agent of ours.
+        """
+        if name in self._movers:
+            raise ActionRefused(f"agent {name} moves blocks by a mover of this process: ask whoever embeds it")
+        if self._agents is not None and name in self._agents:
+            yield self._agents[name]
+            return
+        known = {} if self._agents is not None else {each.name: each for each in self.settings.agents}
+        if name not in known:
+            names = ", ".join(sorted([*known, *(self._agents or ())])) or "none: [[agents]] is empty"
+            raise NothingSuch(f"agent {name!r} is not in the settings: name one of {names}")
+        if known[name].mover != "agent":
+            raise ActionRefused(f"agent {name} is an array that moves blocks by published plans: change its volumes there")
+        with AgentClient(known[name].command_url, known[name].timeout_s, known[name].credentials) as client:
+            yield client
+
+    def look(self, agent: str, *, let_go: str = "") -> bool:
+        """See `Mover.look`."""
+        return self._mover is not None and self._mover.look(agent, let_go=let_go)
 
 
 def _nothing() -> None:
