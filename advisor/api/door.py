@@ -90,7 +90,8 @@ class Door:
             detail = f"the request came from {sender!r}, not from {own[:80]}: send it from a page there or with a token"
             return problem(403, "cross-site", "Requests of other sites are refused", detail)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind in FORM_TYPES and request.url.path not in FORM_PATHS and (method == "POST" or kind):
+        has_body = "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
+        if (has_body or kind) and kind in FORM_TYPES and request.url.path not in FORM_PATHS:
             detail = f"the content type was {kind[:80]!r}, which a form of any site can send: send application/json"
             return problem(415, "content-type", "The content type is refused", detail)
         return None

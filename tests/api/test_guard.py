@@ -45,7 +45,7 @@ def test_every_answer_carries_the_safety_headers(client: Direct, path: str) -> N
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
     assert headers["x-content-type-options"] == "nosniff"
-    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["referrer-policy"] == "same-origin"
     assert headers["cache-control"] == "no-cache"
 
 

@@ -25,7 +25,7 @@ def test_port_in_use_is_named_with_the_remedy(free_port: int) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])
 def test_address_that_others_reach_is_refused(host: str) -> None:
-    with pytest.raises(ApiError, match="no login yet"):
+    with pytest.raises(ApiError, match="without a login"):
         open_socket(host, 0)
 
 
