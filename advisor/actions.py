@@ -1,16 +1,12 @@
-"""What a person may have the running service do: cancel, pause, resume, and look at the plan that would be made."""
+"""What a person may have the running service do: cancel, pause and resume."""
 
 from __future__ import annotations
 
 from advisor.entries import OperatorEntry
 from advisor.errors import ActionRefused, NothingSuch
-from advisor.fold import Fold
-from advisor.index import Key
 from advisor.moves import CANCELLED_IN
-from advisor.pipeline import now_us
-from advisor.policies.plan import Proposal, Refusal
 from advisor.service import AdvisorService
-from advisor.views import CancelView, PauseView, PlannedView, PlanView, RefusalView
+from advisor.views import CancelView, PauseView
 
 
 class ServiceActions:
@@ -74,44 +70,3 @@ class ServiceActions:
             moves = self._service.fold.moves
             cancelled = [move_id for move_id in asked if moves.was_aborted(move_id)]
             return CancelView(cancelled=cancelled, still_open=[each for each in asked if each in moves.open])
-
-    def plan(self) -> PlanView:
-        """See `AdvisorActions.plan`."""
-        with self._service.lock:
-            fold = self._service.fold
-            plan = fold.preview(now_us())
-            return PlanView(
-                now_us=now_us(),
-                paused="" in fold.paused,
-                dry_run=fold.limits.dry_run,
-                moves=[_planned(fold, proposal) for proposal in plan.proposals],
-                refusals=[_refused(fold, refusal) for refusal in plan.refusals],
-                refused=plan.refused,
-            )
-
-
-def _planned(fold: Fold, proposal: Proposal) -> PlannedView:
-    return PlannedView(
-        kind=str(proposal.kind),
-        hash=f"{proposal.block.key.sequence_hash:032x}",
-        tenant=_tenant(fold, proposal.block.key),
-        source=proposal.source,
-        target=proposal.target,
-        block_bytes=proposal.block_bytes,
-        reason=proposal.reason,
-    )
-
-
-def _refused(fold: Fold, refusal: Refusal) -> RefusalView:
-    return RefusalView(
-        at_us=fold.now_us,
-        hash=f"{refusal.key.sequence_hash:032x}",
-        tenant=_tenant(fold, refusal.key),
-        volume=refusal.volume,
-        reason=refusal.reason,
-    )
-
-
-def _tenant(fold: Fold, key: Key) -> str:
-    namespace = fold.namespaces.get(key.namespace_id)
-    return namespace.tenant if namespace is not None else ""

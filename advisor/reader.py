@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import pairwise
 
@@ -25,10 +25,10 @@ from advisor.entries import (
     decode_control,
 )
 from advisor.fold import Fold, ProducerState, VolumeState
-from advisor.index import INDEX_FULL, BlockRow, IndexFault, Key
-from advisor.log_queries import LogQueries
+from advisor.index import INDEX_FULL, BlockRow, IndexFault
+from advisor.log_queries import EntryFilter, LogQueries
 from advisor.moment import Moment, by_speed
-from advisor.moves import Move
+from advisor.move_views import moves_view
 from advisor.policies.loading import LoadAdvice, advise_load, namespace_of
 from advisor.service import AdvisorService
 from advisor.shadow_views import comparison_view, policies_view
@@ -43,17 +43,16 @@ from advisor.views import (
     LoadAdviceView,
     LoadBlockView,
     MovesView,
-    MoveView,
     OriginView,
     PlacementView,
     PoliciesView,
     ProducerView,
-    RefusalView,
     Sample,
     Summary,
     TierView,
     VolumeView,
 )
+from advisor.volume_picture import Ways, volume_view
 from advisor.wording import bytes_text, duration_text
 from event_plane import wire
 from event_plane.schema import DEPTH_UNKNOWN, Batch, BatchKind, EventType
@@ -64,8 +63,11 @@ SILENT_S = 60.0
 BEHIND_S_MAX = 10.0
 """Past this age of the oldest unapplied entry the service is not ready."""
 RATE_SECONDS = 5
-DRY = "dry"
-"""Shown as the state of a move that a dry run planned."""
+PAGE_ROWS_MAX = 1 << 21
+"""Rows of the index that a page of blocks looks at."""
+EVENTS_S = 0.3
+EVENTS_STEP_ENTRIES = 4_096
+"""A page of events looks through the log for so long, and where it has no index, by so many positions at a time."""
 
 
 class ServiceReader:
@@ -179,7 +181,7 @@ class ServiceReader:
             if figures.last_failure:
                 text += f"; last failure: {figures.last_failure}"
             checks.append(Check(name=f"hook {name}", ok=True, text=text))
-        return [*checks, *self._agent_checks()]
+        return [*checks, *self._agent_checks(), *self._volume_checks()]
 
     def _agent_checks(self) -> list[Check]:
         """An agent that is away is no fault where all that is known of it are optional volumes."""
@@ -198,17 +200,30 @@ class ServiceReader:
             checks.append(Check(name=f"agent {agent}", ok=why is None or optional, text=text))
         return checks
 
+    def _volume_checks(self) -> list[Check]:
+        """Volumes that are away while their agents answer."""
+        service = self._service
+        with service.lock:
+            away = [v for v in service.fold.volumes.values() if v.away and v.agent not in service.unreachable]
+        return [
+            Check(
+                name=f"volume {volume.volume_id}",
+                ok=volume.optional,
+                text=f"away: {volume.away}: "
+                + ("it is optional" if volume.optional else "bring its medium back, or drain and unregister it"),
+            )
+            for volume in away
+        ]
+
     # -- lists
 
     def volumes(self) -> list[VolumeView]:
         service = self._service
         unreachable = service.unreachable
         with service.lock:
-            incoming = Counter(m.target for m in service.fold.moves.open.values() if m.occupies_target)
-            return [
-                _volume_view(volume, incoming[volume.volume_id], unreachable.get(volume.agent), service.fold)
-                for volume in by_speed(service.fold)
-            ]
+            fold = service.fold
+            ways = Ways(fold.moves.open.values())
+            return [volume_view(fold, each, ways, unreachable.get(each.agent)) for each in by_speed(fold)]
 
     def blocks(
         self,
@@ -219,6 +234,9 @@ class ServiceReader:
         tier: int | None = None,
         tenant: str | None = None,
         hash_prefix: str | None = None,
+        namespace_id: int | None = None,
+        touches: tuple[int, int] | None = None,
+        age_s: tuple[float, float] | None = None,
     ) -> BlockPage:
         start = _parse_cursor(after) if after is not None else -1
         with self._service.lock:
@@ -228,34 +246,45 @@ class ServiceReader:
                 if volume not in fold.volumes:
                     return BlockPage(blocks=[], next_cursor=None)
                 place = fold.volumes[volume].place
-            namespaces = None if tenant is None else [i for i, n in fold.namespaces.items() if n.tenant == tenant]
-        index = fold.index
-        blocks, next_row = index.page(
-            start, limit, place=place, tier=tier, namespace_ids=namespaces, hash_prefix=hash_prefix or ""
+            namespaces = namespaces_of(fold, tenant, namespace_id)
+            now_us = fold.now_us
+        last_touch_us = None
+        if age_s is not None:
+            last_touch_us = (now_us - round(age_s[1] * 1e6), now_us - round(age_s[0] * 1e6))
+        blocks, next_row = fold.index.page(
+            start,
+            limit,
+            place=place,
+            tier=tier,
+            namespace_ids=namespaces,
+            hash_prefix=hash_prefix or "",
+            touches=touches,
+            last_touch_us=last_touch_us,
+            rows_max=PAGE_ROWS_MAX,
         )
         with self._service.lock:
-            views = [_block_view(fold, block) for block in blocks]
-        return BlockPage(blocks=views, next_cursor=None if next_row is None else str(next_row))
+            # Looked up anew: a row that was freed meanwhile may be another tenant's block by now.
+            fresh = [fold.index.get(block.key) for block in blocks]
+            views = [block_view(fold, block) for block in fresh if block is not None]
+        return BlockPage(
+            blocks=views,
+            next_cursor=None if next_row is None else str(next_row),
+            scanned_all=next_row is None or len(blocks) == limit,
+        )
 
-    def moves(self, limit: int = 50) -> MovesView:
+    def moves(
+        self,
+        limit: int = 50,
+        *,
+        after: str | None = None,
+        state: str | None = None,
+        kind: str | None = None,
+        volume: str | None = None,
+        tenant: str | None = None,
+    ) -> MovesView:
         with self._service.lock:
-            fold = self._service.fold
-            shown = [*fold.moves.open.values(), *fold.moves.finished, *fold.moves.dry]
-            newest = heapq.nlargest(limit, shown, key=lambda m: (m.changed_us, m.planned_us))
-            dry = {id(move) for move in fold.moves.dry}
-            refusals = list(fold.refusals)[-limit:][::-1]
-            return MovesView(
-                moves=[_move_view(fold, move, DRY if id(move) in dry else str(move.state)) for move in newest],
-                refusals=[
-                    RefusalView(
-                        at_us=r.at_us,
-                        hash=f"{r.key.sequence_hash:032x}",
-                        tenant=_tenant(fold, r.key),
-                        volume=r.volume,
-                        reason=r.reason,
-                    )
-                    for r in refusals
-                ],
+            return moves_view(
+                self._service.fold, limit, after=after, state=state, kind=kind, volume=volume, tenant=tenant
             )
 
     def compactions(self, limit: int = 50) -> CompactionsView:
@@ -320,16 +349,54 @@ class ServiceReader:
         return _load_view(namespace_id, hashes, advice)
 
     async def events(
-        self, from_position: int | None = None, limit: int = 100, kind: str | None = None
+        self,
+        from_position: int | None = None,
+        limit: int = 100,
+        kind: str | None = None,
+        *,
+        producer: int | None = None,
+        source: str = "",
+        until_position: int | None = None,
     ) -> EventsPage:
         if self._queries is None:
             self._queries = self._service.open_queries()
-        entries = await self._queries.page(from_position, limit, kind)
-        more = from_position is not None and len(entries) == limit
-        return EventsPage(
-            events=[event_view(entry) for entry in entries],
-            next_position=entries[-1].position + 1 if more else None,
-        )
+        wanted = EntryFilter(None if kind is None else EntryKind(kind), producer, source, until_position)
+        if from_position is None:
+            return await _newest_events(self._queries, limit, wanted)
+        return await _events_from(self._queries, from_position, limit, wanted)
+
+
+async def _newest_events(queries: LogQueries, limit: int, wanted: EntryFilter) -> EventsPage:
+    found: list[LogEntry] = []
+    at = None if wanted.until is None else wanted.until + 1
+    kinds = () if wanted.kind is None else (wanted.kind,)
+    until_s = time.monotonic() + EVENTS_S
+    is_complete = False
+    while len(found) < limit and not is_complete and time.monotonic() < until_s:
+        stretch = await queries.before(at, kinds)
+        at, is_complete = stretch.reached, stretch.is_complete
+        found += filter(wanted.admits, stretch.entries)
+    if len(found) > limit:
+        found, at, is_complete = found[:limit], found[limit - 1].position, False
+    return EventsPage(
+        events=[event_view(entry) for entry in reversed(found)],
+        next_position=None,
+        earlier_until=None if is_complete or at is None else at - 1,
+    )
+
+
+async def _events_from(queries: LogQueries, at: int, limit: int, wanted: EntryFilter) -> EventsPage:
+    last = await queries.last_position()
+    end = last if wanted.until is None else min(last, wanted.until)
+    # Only the position and the kind have an index.
+    step = EVENTS_STEP_ENTRIES if wanted.producer is not None or wanted.source else max(end, 1)
+    found: list[LogEntry] = []
+    until_s = time.monotonic() + EVENTS_S
+    while at <= end and len(found) < limit and time.monotonic() < until_s:
+        step_end = min(at + step - 1, end)
+        found += await queries.page(at, limit - len(found), replace(wanted, until=step_end))
+        at = found[-1].position + 1 if len(found) == limit else step_end + 1
+    return EventsPage(events=[event_view(entry) for entry in found], next_position=at if at <= end else None)
 
 
 def _load_view(namespace_id: int, hashes: Sequence[int], advice: LoadAdvice) -> LoadAdviceView:
@@ -361,47 +428,18 @@ def _origin(moment: Moment) -> OriginView:
     return OriginView(recomputed=moment.recomputed, g1=g1, g2=g2, g3=g3, g4=g4)
 
 
-def _tenant(fold: Fold, key: Key) -> str:
-    namespace = fold.namespaces.get(key.namespace_id)
-    return namespace.tenant if namespace is not None else ""
+def namespaces_of(fold: Fold, tenant: str | None, namespace_id: int | None) -> list[int] | None:
+    """Ids of a tenant's namespaces, or of the one that is given if it is the tenant's; None: of all."""
+    if tenant is None:
+        return None if namespace_id is None else [namespace_id]
+    owned = (each for each, namespace in fold.namespaces.items() if namespace.tenant == tenant)
+    return [each for each in owned if namespace_id in (None, each)]
 
 
 def _parse_cursor(cursor: str) -> int:
     if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= 10):
         raise ValueError(f"cursor {cursor!r} is none of ours: use next_cursor of the page before")
     return int(cursor)
-
-
-def _volume_view(volume: VolumeState, incoming: int, unreachable: str | None, fold: Fold) -> VolumeView:
-    described = volume.as_planned()
-    figures = fold.index.place_figures(volume.place)
-    if volume.away:
-        state = f"away: {volume.away}"
-    elif unreachable is not None:
-        state = f"agent unreachable: {unreachable}"
-    elif volume.volume_id in fold.paused:
-        state = "paused by an operator"
-    else:
-        state = "healthy"
-    return VolumeView(
-        id=volume.volume_id,
-        kind=str(volume.descriptor.get("kind", "")),
-        agent=volume.agent,
-        tier=described.tier,
-        speed_rank=described.speed_rank,
-        blocks=figures.blocks,
-        block_bytes=figures.block_bytes,
-        capacity_blocks=described.capacity_blocks,
-        fill=figures.blocks / described.capacity_blocks,
-        high_watermark=described.high_watermark,
-        low_watermark=described.low_watermark,
-        reads=figures.reads,
-        read_bytes_per_s=volume.rates.get("read"),
-        write_bytes_per_s=volume.rates.get("write"),
-        incoming=incoming,
-        state=state,
-        optional=volume.optional,
-    )
 
 
 def _place_name(fold: Fold, place: int) -> str:
@@ -412,7 +450,8 @@ def _place_name(fold: Fold, place: int) -> str:
     return f"{producer.name if producer is not None else f'{key.producer:016x}'}/{key.location}"
 
 
-def _block_view(fold: Fold, block: BlockRow) -> BlockView:
+def block_view(fold: Fold, block: BlockRow) -> BlockView:
+    """The caller holds the lock."""
     namespace = fold.namespaces.get(block.key.namespace_id)
     return BlockView(
         hash=f"{block.key.sequence_hash:032x}",
@@ -447,23 +486,6 @@ def _parent_hash(fold: Fold, block: BlockRow) -> str:
         return f"{fold.index.block(block.parent).key.sequence_hash:032x}"
     except IndexFault:
         return ""  # it went between the page and this look
-
-
-def _move_view(fold: Fold, move: Move, state: str) -> MoveView:
-    return MoveView(
-        id=move.move_id,
-        kind=str(move.kind),
-        state=state,
-        hash=f"{move.key.sequence_hash:032x}",
-        tenant=_tenant(fold, move.key),
-        source=move.source,
-        target=move.target,
-        block_bytes=move.block_bytes,
-        reason=move.reason,
-        planned_us=move.planned_us,
-        changed_us=move.changed_us,
-        note=move.note,
-    )
 
 
 def _producer_view(
@@ -544,6 +566,12 @@ def _sentence(entry: LogEntry) -> Iterator[str]:
         case OperatorEntry(actor=actor, action="delete", tenant=tenant, namespace_id=namespace_id, prefix=prefix):
             what = f"tenant {tenant}" if tenant else f"namespace {namespace_id:016x}"
             yield f"{actor}: delete {what}" + (f", prefix {prefix}" if prefix else "")
+        case OperatorEntry(actor=actor, action="apply"):
+            yield f"{actor}: plan now and carry it out"
+        case OperatorEntry(actor=actor, action="approve" | "reject" as action, move=plan):
+            yield f"{actor}: {action} plan {plan}"
+        case OperatorEntry(actor=actor, action="retry", move=move):
+            yield f"{actor}: retry move {move}"
         case OperatorEntry(actor=actor, action="cancel", move=move):
             yield f"{actor}: cancel {move or 'all open moves'}"
         case OperatorEntry(actor=actor, action="abandon", deletion=deletion):

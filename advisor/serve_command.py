@@ -19,6 +19,7 @@ from advisor.api.parts import AdminParts
 from advisor.api.server import AdminServer, open_socket
 from advisor.deletion_desk import ServiceDeletions
 from advisor.exposition import render_metrics
+from advisor.plan_actions import ServicePlans
 from advisor.prefix_desk import ServicePrefixes
 from advisor.process import die_with_parent
 from advisor.reader import ServiceReader
@@ -52,6 +53,7 @@ def serve(
             api=settings.api,
             config=lambda: settings.model_dump(mode="json"),
             actions=ServiceActions(service),
+            plans=ServicePlans(service),
             deletions=ServiceDeletions(service),
             prefixes=ServicePrefixes(service),
         )

@@ -86,6 +86,12 @@ class VolumeView(View):
     """`healthy`, or a sentence that says what is wrong: `away: …` where it cannot be used now."""
     optional: bool = False
     """It may be away without that being a fault."""
+    draining: bool = False
+    """All of its blocks are to leave, and none comes."""
+    paused: bool = False
+    """By itself; where everything is, `summary` says so."""
+    outgoing: int = 0
+    """Open moves that free a block there."""
 
 
 class PlacementView(View):
@@ -119,6 +125,8 @@ class BlockPage(View):
     blocks: list[BlockView]
     next_cursor: str | None
     """Give it as `after` for the next page; None at the end."""
+    scanned_all: bool = True
+    """False: the page is short because only so many blocks are looked at for one, and more may match: go on."""
 
 
 class MoveView(View):
@@ -139,6 +147,11 @@ class MoveView(View):
     note: str
     """Why it was aborted, else empty."""
 
+    @property
+    def cursor(self) -> str:
+        """Its place in the list of moves: when it changed, when it was planned, its id."""
+        return f"{self.changed_us}.{self.planned_us}.{self.id}"
+
 
 class RefusalView(View):
     at_us: int
@@ -146,31 +159,6 @@ class RefusalView(View):
     tenant: str
     volume: str
     reason: str
-
-
-class PlannedView(View):
-    """A move that would be planned now."""
-
-    kind: str
-    hash: str
-    tenant: str
-    source: str
-    target: str
-    block_bytes: int
-    reason: str
-
-
-class PlanView(View):
-    """The plan that a tick would make now. Nothing was changed by asking."""
-
-    now_us: int
-    paused: bool
-    """All planning is paused: no tick makes it until it is resumed."""
-    dry_run: bool
-    moves: list[PlannedView]
-    refusals: list[RefusalView]
-    """The first few."""
-    refused: int
 
 
 class PauseView(View):
@@ -192,7 +180,18 @@ class MovesView(View):
     moves: list[MoveView]
     """Newest first."""
     refusals: list[RefusalView]
-    """Newest first."""
+    """Newest first; on the first page alone."""
+    next_cursor: str | None = None
+    """Give it as `after` for the next page; None at the end. A move that changes meanwhile is on the first page again.
+    """
+
+    def first(self, limit: int) -> MovesView:
+        """Its first rows, as a page."""
+        if len(self.moves) <= limit:
+            return self.model_copy(update={"refusals": self.refusals[:limit]})
+        return MovesView(
+            moves=self.moves[:limit], refusals=self.refusals[:limit], next_cursor=self.moves[limit - 1].cursor
+        )
 
 
 class ProducerView(View):
@@ -229,7 +228,11 @@ class EventView(View):
 
 class EventsPage(View):
     events: list[EventView]
+    """Ascending. Fewer than asked for where what is looked through for one answer held no more of them."""
     next_position: int | None
+    """Give it as `from_position` for what follows; None at the end."""
+    earlier_until: int | None = None
+    """Of the newest entries: give it as `until_position` for those before; None where nothing older is kept."""
 
 
 class Sample(View):
@@ -298,7 +301,6 @@ class AdvisorActions(Protocol):
         """Of open compactions too."""
     def cancel_compaction(self, actor: str, compaction_id: str) -> CancelView:
         """Abort an open compaction; a command that is under way ends, and every block stays readable."""
-    def plan(self) -> PlanView: ...
 
 
 class PoliciesView(View):
@@ -312,6 +314,8 @@ class PoliciesView(View):
     admissions: list[str]
     evictions: list[str]
     shadows: list[str]
+    changed_here: list[str] = []
+    """Fields of `policy` (and `shadow`) that an operator changed while the service ran; the others are the file's."""
 
 
 class PolicyFigures(View):
@@ -442,10 +446,16 @@ class AdvisorReader(Protocol):
     def volumes(self) -> list[VolumeView]: ...
     def blocks(
         self, *, after: str | None = None, limit: int = 100, volume: str | None = None, tier: int | None = None,
-        tenant: str | None = None, hash_prefix: str | None = None,
+        tenant: str | None = None, hash_prefix: str | None = None, namespace_id: int | None = None,
+        touches: tuple[int, int] | None = None, age_s: tuple[float, float] | None = None,
     ) -> BlockPage:
-        """A page in stable order. Raises `ValueError` for a bad cursor."""
-    def moves(self, limit: int = 50) -> MovesView: ...
+        """A page in stable order. `touches`, and `age_s` of the last use: least and most. Raises `ValueError` for a bad
+        cursor."""
+    def moves(
+        self, limit: int = 50, *, after: str | None = None, state: str | None = None, kind: str | None = None,
+        volume: str | None = None, tenant: str | None = None,
+    ) -> MovesView:
+        """Open and finished ones that are kept. Raises `ValueError` for a bad cursor."""
     def compactions(self, limit: int = 50) -> CompactionsView: ...
     def producers(self) -> list[ProducerView]: ...
     def samples(self, seconds: int = 300) -> list[Sample]: ...
@@ -457,5 +467,8 @@ class AdvisorReader(Protocol):
         group: int = 0, prefill_tokens_per_s: float | None = None,
     ) -> LoadAdviceView:
         """On a prompt's blocks, root first. Without a namespace, the one that knows the most of them."""
-    async def events(self, from_position: int | None = None, limit: int = 100, kind: str | None = None) -> EventsPage:
+    async def events(
+        self, from_position: int | None = None, limit: int = 100, kind: str | None = None, *,
+        producer: int | None = None, source: str = "", until_position: int | None = None,
+    ) -> EventsPage:
         """Log entries from a position on; the newest `limit` where `from_position` is None."""

@@ -12,7 +12,7 @@ from advisor.access.identity import Identity, Scope
 from advisor.api.access import needs
 from advisor.api.problems import documented
 from advisor.errors import ActionRefused, NothingSuch
-from advisor.views import AdvisorActions, CancelView, PauseView, PlanView
+from advisor.views import AdvisorActions, CancelView, PauseView
 
 Answer = TypeVar("Answer")
 
@@ -31,13 +31,8 @@ class PauseOrder(Order):
 
 
 def action_routes(actions: AdvisorActions) -> APIRouter:
-    """Everything under `/api/v1` that changes something about moves, and the plan that would be made now."""
+    """Pauses and cancels."""
     routes = APIRouter(prefix="/api/v1", tags=["actions"])
-
-    @routes.get("/plan", summary="The plan that would be made now; nothing is changed", responses=documented(422),
-                dependencies=[Depends(needs(Scope.READ))])
-    def plan() -> PlanView:
-        return actions.plan()
 
     @routes.post("/pause", summary="Plan and begin no moves, on one volume or on all", responses=documented(404, 422))
     def pause(order: PauseOrder, who: Operator) -> PauseView:

@@ -25,6 +25,7 @@ from advisor.api.idempotency import Idempotency
 from advisor.api.identity import identity_routes
 from advisor.api.measuring import Measuring
 from advisor.api.parts import AdminParts
+from advisor.api.plan import plan_routes
 from advisor.api.policies import policy_routes
 from advisor.api.prefixes import prefix_routes
 from advisor.api.remembered_file import RememberedFile
@@ -76,6 +77,8 @@ def create_app(parts: AdminParts) -> FastAPI:
     app.include_router(policy_routes(parts.reader))
     if parts.actions is not None:
         app.include_router(action_routes(parts.actions))
+    if parts.plans is not None:
+        app.include_router(plan_routes(parts.plans))
     if parts.deletions is not None:
         app.include_router(deletion_routes(parts.deletions))
     if parts.prefixes is not None:

@@ -11,6 +11,7 @@ from advisor.access.doorkeeper import NOBODY, Doorkeeper
 from advisor.api.measuring import Observe
 from advisor.api_settings import ApiSettings
 from advisor.deletion_views import AdvisorDeletions
+from advisor.plan_views import AdvisorPlans
 from advisor.prefix_views import AdvisorPrefixes
 from advisor.tracing import Span, no_span
 from advisor.views import AdvisorActions, AdvisorReader
@@ -35,5 +36,6 @@ class AdminParts:
     observe: Observe = lambda _route, _method, _status, _seconds: None
     span: Span = no_span
     actions: AdvisorActions | None = None
+    plans: AdvisorPlans | None = None
     deletions: AdvisorDeletions | None = None
     prefixes: AdvisorPrefixes | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from advisor.entries import EntryKind
+from advisor.moves import MoveKind, MoveState
 
 ANSWER_ROWS_MAX = 1000
 SAMPLES_SECONDS_MAX = 3600
@@ -25,8 +26,19 @@ class ListQuery(Query):
 MOVES_ROWS = 50
 
 
-class MovesQuery(Query):
+class CompactionsQuery(Query):
     limit: Limit = MOVES_ROWS
+
+
+class MovesQuery(Query):
+    after: str | None = Field(None, max_length=512, description="`next_cursor` of the page before.")
+    limit: Limit = MOVES_ROWS
+    state: MoveState | Literal["dry"] | None = Field(
+        None, description="Only moves in this state; `dry`: those that a dry run planned."
+    )
+    kind: MoveKind | None = Field(None, description="Only moves of this kind.")
+    volume: str | None = Field(None, min_length=1, max_length=64, description="Only from or to this volume.")
+    tenant: str | None = Field(None, min_length=1, max_length=256, description="Only of this tenant's blocks.")
 
 
 class BlocksQuery(Query):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
-from fastapi.sse import EventSourceResponse, ServerSentEvent
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
@@ -14,7 +13,7 @@ from advisor.access.identity import Scope
 from advisor.api.access import identity_of, needs
 from advisor.api.feed import LiveFeed
 from advisor.api.problems import documented
-from advisor.api.queries import MOVES_ROWS, BlocksQuery, EventsQuery, ListQuery, MovesQuery, SamplesQuery
+from advisor.api.queries import BlocksQuery, CompactionsQuery, EventsQuery, ListQuery, MovesQuery, SamplesQuery
 from advisor.views import (
     AdvisorReader,
     BlockPage,
@@ -75,7 +74,7 @@ def probe_routes(reader: AdvisorReader, metrics: Callable[[], bytes]) -> APIRout
     return routes
 
 
-def api_routes(reader: AdvisorReader, feed: LiveFeed) -> APIRouter:
+def api_routes(reader: AdvisorReader) -> APIRouter:
     """Everything under `/api/v1`."""
     routes = APIRouter(prefix="/api/v1", tags=["advisor"], dependencies=[Depends(needs(Scope.READ))])
 
@@ -98,12 +97,18 @@ def api_routes(reader: AdvisorReader, feed: LiveFeed) -> APIRouter:
             detail = f"after was {query.after!r}: {error}; give the next_cursor of the page before, unchanged"
             raise HTTPException(400, detail) from error
 
-    @routes.get("/moves", summary="Moves and refusals, newest first", responses=documented(422))
+    @routes.get("/moves", summary="Moves and refusals, newest first", responses=documented(400, 422))
     def moves(query: Annotated[MovesQuery, Query()]) -> MovesView:
-        return reader.moves(limit=query.limit)
+        try:
+            return reader.moves(
+                limit=query.limit, after=query.after, state=query.state, kind=query.kind, volume=query.volume,
+                tenant=query.tenant,
+            )
+        except ValueError as error:
+            raise HTTPException(400, f"after was {query.after!r}: {error}") from error
 
     @routes.get("/compactions", summary="Rewrites on volumes, and how their blocks lie", responses=documented(422))
-    def compactions(query: Annotated[MovesQuery, Query()]) -> CompactionsView:
+    def compactions(query: Annotated[CompactionsQuery, Query()]) -> CompactionsView:
         return reader.compactions(limit=query.limit)
 
     @routes.get("/producers", summary="Who publishes, and whether anything is missing", responses=documented(422))
@@ -119,22 +124,6 @@ def api_routes(reader: AdvisorReader, feed: LiveFeed) -> APIRouter:
     def samples(query: Annotated[SamplesQuery, Query()]) -> list[Sample]:
         return reader.samples(seconds=query.seconds)
 
-    @routes.get("/stream", summary="Server-sent events, every second", response_class=EventSourceResponse,
-                responses=documented(503), dependencies=[Depends(stream_place(feed))])
-    async def stream() -> AsyncIterator[ServerSentEvent]:
-        """Events `summary`, `volumes`, `moves`, `producers` and `sample`, each with the JSON of the route of that name.
-
-        The id of an event is the log position it shows. A watcher that is slow gets the newest, never a backlog.
-        """
-        async for picture in feed.pictures():
-            position = str(picture.summary.position)
-            yield ServerSentEvent(event="summary", data=picture.summary, id=position)
-            yield ServerSentEvent(event="volumes", data=picture.volumes, id=position)
-            yield ServerSentEvent(event="moves", data=_newest(picture.moves, MOVES_ROWS), id=position)
-            yield ServerSentEvent(event="producers", data=picture.producers, id=position)
-            if picture.samples:
-                yield ServerSentEvent(event="sample", data=picture.samples[-1], id=position)
-
     return routes
 
 
@@ -146,10 +135,6 @@ def stream_place(feed: LiveFeed) -> Callable[[], Iterator[None]]:
             yield
 
     return hold
-
-
-def _newest(moves: MovesView, limit: int) -> MovesView:
-    return MovesView(moves=moves.moves[:limit], refusals=moves.refusals[:limit])
 
 
 def _first(rows: Sequence[Row], limit: int, response: Response) -> list[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from advisor.errors import ActionRefused, NothingSuch
-from advisor.views import CancelView, PauseView, PlannedView, PlanView
+from advisor.views import CancelView, PauseView
 
 
 class SampleActions:
@@ -42,10 +42,3 @@ class SampleActions:
             raise NothingSuch(f"compaction {compaction_id!r} is not open: GET /api/v1/compactions lists those that are")
         self.asked.append(("cancel", actor, compaction_id))
         return CancelView(cancelled=[compaction_id], still_open=[])
-
-    def plan(self) -> PlanView:
-        move = PlannedView(
-            kind="promote", hash=f"{1:032x}", tenant="agents", source="lustre-01", target="nvme-a", block_bytes=4_096,
-            reason="3rd touch in 40 s",
-        )  # fmt: skip
-        return PlanView(now_us=5, paused=False, dry_run=False, moves=[move], refusals=[], refused=0)

@@ -7,6 +7,7 @@ from typing import Any
 
 from sample_actions import SampleActions
 from sample_deletions import SampleDeletions
+from sample_plans import SamplePlans
 from sample_prefixes import SamplePrefixes
 from sample_reader import SampleReader
 
@@ -22,7 +23,7 @@ def sample_parts(**others: Any) -> AdminParts:
     """`others` stand in the place of the samples, by the names of `AdminParts`."""
     parts = AdminParts(
         reader=SampleReader(), metrics=lambda: METRICS, doorkeeper=Doorkeeper(anonymous=LOCAL),
-        config=lambda: CONFIG, actions=SampleActions(),
+        config=lambda: CONFIG, actions=SampleActions(), plans=SamplePlans(),
         deletions=SampleDeletions(), prefixes=SamplePrefixes(),
     )
     return replace(parts, **others)

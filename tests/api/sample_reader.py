@@ -290,8 +290,22 @@ class SampleReader:
         end = start + limit
         return BlockPage(blocks=found[start:end], next_cursor=f"after-{end}" if end < len(found) else None)
 
-    def moves(self, limit: int = 50) -> MovesView:
-        return MovesView(moves=self.moves_view.moves[:limit], refusals=self.moves_view.refusals[:limit])
+    def moves(
+        self, limit: int = 50, *, after: str | None = None, state: str | None = None, kind: str | None = None,
+        volume: str | None = None, tenant: str | None = None,
+    ) -> MovesView:  # fmt: skip
+        moves = [
+            move
+            for move in self.moves_view.moves
+            if state in (None, move.state) and kind in (None, move.kind)
+            and (volume is None or volume in (move.source, move.target)) and tenant in (None, move.tenant)
+        ]  # fmt: skip
+        if after is None:
+            return MovesView(moves=moves, refusals=self.moves_view.refusals).first(limit)
+        places = [move.cursor for move in moves]
+        if after not in places:
+            raise ValueError(f"cursor {after!r} is none of ours: use next_cursor of the page before")
+        return MovesView(moves=moves[places.index(after) + 1 :], refusals=[]).first(limit)
 
     def compactions(self, limit: int = 50) -> CompactionsView:
         view = self.compactions_view

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import advisor.hooks as hooks_room
-from advisor.actions import ServiceActions
 from advisor.entries import Tick, VolumeEntry
 from advisor.exposition import render_metrics
 from advisor.hooks import BlockEvents, Hook, HookUnknown, PlanMade, hook_named
+from advisor.plan_actions import ServicePlans
 from advisor.reader import ServiceReader
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, PolicySettings, SourceSettings
@@ -119,7 +119,7 @@ def test_hooks_hear_of_stores_removes_and_plans_and_a_bad_one_harms_nobody(
             )
             shown = reader.moves().moves
             assert [(move.state, move.target) for move in shown] == [("dry", "fast")]
-            assert ServiceActions(service).plan().dry_run
+            assert ServicePlans(service).plan().dry_run
             assert service.fold.moves.open == {}
             stuck.ending.set()
         assert service.failure is None
