@@ -84,7 +84,7 @@ def api_routes(reader: AdvisorReader) -> APIRouter:
 
     @routes.get("/volumes", summary="Registered volumes", responses=documented(422))
     def volumes(query: Annotated[ListQuery, Query()], response: Response) -> list[VolumeView]:
-        return _first(reader.volumes(), query.limit, response)
+        return first_rows(reader.volumes(), query.limit, response)
 
     @routes.get("/blocks", summary="Blocks, a page at a time", responses=documented(400, 422))
     def blocks(query: Annotated[BlocksQuery, Query()]) -> BlockPage:
@@ -113,7 +113,7 @@ def api_routes(reader: AdvisorReader) -> APIRouter:
 
     @routes.get("/producers", summary="Who publishes, and whether anything is missing", responses=documented(422))
     def producers(query: Annotated[ListQuery, Query()], response: Response) -> list[ProducerView]:
-        return _first(reader.producers(), query.limit, response)
+        return first_rows(reader.producers(), query.limit, response)
 
     @routes.get("/events", summary="Entries of the event log", responses=documented(422))
     async def events(query: Annotated[EventsQuery, Query()]) -> EventsPage:
@@ -137,7 +137,7 @@ def stream_place(feed: LiveFeed) -> Callable[[], Iterator[None]]:
     return hold
 
 
-def _first(rows: Sequence[Row], limit: int, response: Response) -> list[Row]:
+def first_rows(rows: Sequence[Row], limit: int, response: Response) -> list[Row]:
     """At most `limit` rows; a header says how many there are."""
     response.headers[TOTAL_HEADER] = str(len(rows))
     return list(rows[:limit])
