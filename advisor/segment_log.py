@@ -24,6 +24,7 @@ from advisor.segment_files import (
     FileBytes,
     SegmentDamaged,
     read_groups,
+    read_index,
     read_sealed,
     write_all,
 )
@@ -144,6 +145,29 @@ class SegmentLog:
             if len(found) == limit:
                 break
         return found
+
+    def piece_before(self, position: int, *, whole: bool = False) -> int:
+        """Where a read begins that ends before `position` and reads little beside it; 0 where nothing older is kept.
+
+        `whole`: of a sealed segment from its first entry on, for reads of a kind that few blocks hold.
+        """
+        segment = self._shelf.holding(position - 1)
+        if segment is None or segment.first >= position:
+            return 0
+        try:
+            path, descriptor = self._shelf.open(segment)
+        except FileNotFoundError:
+            return 0  # it was dropped meanwhile
+        except OSError as error:
+            raise os_fault(segment.path, "read", error) from error
+        try:
+            if path.suffix != SEALED_SUFFIX:
+                return segment.near(position - 1)[0]
+            if whole:
+                return segment.first
+            return max((b.first for b in read_index(path, descriptor).blocks if b.first < position), default=0)
+        finally:
+            os.close(descriptor)
 
     def first_position(self) -> int:
         segments = self._listed()

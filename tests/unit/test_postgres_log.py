@@ -11,7 +11,7 @@ import pytest
 from advisor.entries import EntryKind, NewEntry, Tick, control_entry
 from advisor.errors import LogError
 from advisor.log import SqlLog
-from advisor.log_queries import SqlQueries, Term
+from advisor.log_queries import EntryFilter, SqlQueries, Term
 from tests.ports import free_ports
 from tests.postgres import PASSWORD, PostgresServer
 
@@ -73,7 +73,7 @@ def test_queries_page_forward_backward_and_by_kind(
         assert await queries.page() == list(log.read())
         assert [e.position for e in await queries.page(limit=2)] == [4, 5]
         assert [e.position for e in await queries.page(2, limit=2)] == [2, 3]
-        assert [e.position for e in await queries.page(kind="tick")] == [2, 4]
+        assert [e.position for e in await queries.page(wanted=EntryFilter(EntryKind.TICK))] == [2, 4]
         assert await queries.last_position() == 5
         assert await queries.terms() == [Term(1, 77, "host", 42, "0.1.0")]
         assert await queries.size_bytes() > 0

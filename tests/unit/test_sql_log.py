@@ -18,7 +18,7 @@ from advisor.entries import EntryKind, NewEntry, Tick, control_entry
 from advisor.errors import LogError
 from advisor.log import PAGE_BYTES_MAX, PAGE_ENTRIES_MAX, SqlLog
 from advisor.log_backup import back_up
-from advisor.log_queries import SqlQueries, Term
+from advisor.log_queries import EntryFilter, SqlQueries, Term
 from advisor.settings import AdvisorSettings
 from tests.disks import disk_of
 
@@ -267,9 +267,9 @@ def test_queries_page_forward_backward_and_by_kind(tmp_path: Path) -> None:
         assert [e.position for e in await queries.page()] == [1, 2, 3, 4, 5]
         assert [e.position for e in await queries.page(limit=2)] == [4, 5]
         assert [e.position for e in await queries.page(2, limit=2)] == [2, 3]
-        assert [e.position for e in await queries.page(kind="tick")] == [2, 4]
-        assert [e.position for e in await queries.page(3, kind="batch")] == [3, 5]
-        assert [e.position for e in await queries.page(limit=1, kind="batch")] == [5]
+        assert [e.position for e in await queries.page(wanted=EntryFilter(EntryKind.TICK))] == [2, 4]
+        assert [e.position for e in await queries.page(3, wanted=EntryFilter(EntryKind.BATCH))] == [3, 5]
+        assert [e.position for e in await queries.page(limit=1, wanted=EntryFilter(EntryKind.BATCH))] == [5]
         assert await queries.page(6) == []
         assert await queries.page() == list(log.read())
         assert await queries.last_position() == 5
