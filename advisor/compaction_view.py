@@ -14,11 +14,11 @@ def compactions_view(fold: Fold, limit: int) -> CompactionsView:
     newest = [*fold.compactions.open.values(), *reversed(fold.compactions.finished)]
     return CompactionsView(
         compactions=[_compaction_view(each) for each in newest[:limit]],
-        volumes=[_volume_view(name, layout) for name, layout in sorted(fold.compactions.layouts.items())],
+        volumes=[volume_layout(name, layout) for name, layout in sorted(fold.compactions.layouts.items())],
     )
 
 
-def _volume_view(name: str, layout: VolumeLayout) -> VolumeLayoutView:
+def volume_layout(name: str, layout: VolumeLayout) -> VolumeLayoutView:
     return VolumeLayoutView(volume=name, layout=_layout_view(layout.figures), note=layout.note)
 
 

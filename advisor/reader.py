@@ -24,7 +24,7 @@ from advisor.entries import (
     VolumeEntry,
     decode_control,
 )
-from advisor.fold import Fold, ProducerState, VolumeState
+from advisor.fold import Fold, ProducerState
 from advisor.index import INDEX_FULL, BlockRow, IndexFault
 from advisor.log_queries import EntryFilter, LogQueries
 from advisor.moment import Moment, by_speed
@@ -210,7 +210,7 @@ class ServiceReader:
                 name=f"volume {volume.volume_id}",
                 ok=volume.optional,
                 text=f"away: {volume.away}: "
-                + ("it is optional" if volume.optional else "bring its medium back, or drain and unregister it"),
+                + ("it is optional" if volume.optional else "bring its medium back, or unregister it"),
             )
             for volume in away
         ]
