@@ -12,9 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from advisor.api.errors import TooManyStreamsError
 from advisor.api.picture import Picture, take_picture
 from advisor.views import AdvisorReader
+from advisor.web.alerts import Alert, Noticed
 
 STREAMS_MAX = 64
 INTERVAL_S = 1.0
+NOTICING_S = 5.0
+"""How often trouble is looked for while nobody watches, so that it can be said since when it is there."""
 
 
 class LiveFeed:
@@ -31,6 +34,8 @@ class LiveFeed:
         self._picture: Picture | None = None
         self._taken_s = 0.0
         self._streams = 0
+        self._noticed = Noticed()
+        self._alerts: list[Alert] = []
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -51,7 +56,20 @@ class LiveFeed:
             if self._picture is None or time.monotonic() - self._taken_s >= self._interval_s * 0.9:
                 self._picture = await run_in_threadpool(take_picture, self._reader)
                 self._taken_s = time.monotonic()
+                self._alerts = self._noticed.look(self._picture.alerts, time.time_ns() // 1000)
             return self._picture
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """Of the newest picture, the oldest trouble first."""
+        return self._alerts
+
+    async def notice(self) -> None:
+        """Look every `NOTICING_S`, until `close`."""
+        while not self._closed.is_set():
+            await self.current()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), NOTICING_S)
 
     async def pictures(self) -> AsyncIterator[Picture]:
         """One at once, then one an interval, until `close`."""

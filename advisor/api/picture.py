@@ -14,6 +14,7 @@ from advisor.views import (
     Summary,
     VolumeView,
 )
+from advisor.web.alerts import Alert, alerts_of
 
 MOVES_READ = 256
 PRODUCERS_SHOWN = 100
@@ -32,16 +33,22 @@ class Picture:
     samples: list[Sample]
     checks: list[Check]
     comparison: ComparisonView
+    producers_total: int
+    alerts: list[Alert]
+    """Of all volumes and producers."""
 
 
 def take_picture(reader: AdvisorReader) -> Picture:
     """Each part is consistent in itself; two parts may be a tick apart. Blocks: call it off the event loop."""
+    summary, checks, volumes, producers = reader.summary(), reader.checks(), reader.volumes(), reader.producers()
     return Picture(
-        summary=reader.summary(),
-        volumes=reader.volumes()[:VOLUMES_SHOWN],
+        summary=summary,
+        volumes=volumes[:VOLUMES_SHOWN],
         moves=reader.moves(limit=MOVES_READ),
-        producers=reader.producers()[:PRODUCERS_SHOWN],
+        producers=producers[:PRODUCERS_SHOWN],
         samples=reader.samples(seconds=SPARK_SECONDS),
-        checks=reader.checks(),
+        checks=checks,
         comparison=reader.comparison(),
+        producers_total=len(producers),
+        alerts=alerts_of(summary, checks, volumes, producers),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from advisor.api.picture import Picture
-from advisor.views import MovesView, MoveView, OriginView, RefusalView, Sample, Summary
+from advisor.views import MovesView, MoveView, OriginView, RefusalView, Sample, Summary, VolumeView
 from advisor.web import formats
 
 SPARK_WIDTH = 96
@@ -101,6 +101,68 @@ def _reused_each_second(samples: Sequence[Sample]) -> list[float | None]:
     return shares
 
 
+@dataclass(frozen=True, slots=True)
+class Savings:
+    """`seconds` that readers saved against reading all from the slowest volume; None where no rate is known."""
+
+    seconds: float | None
+    says: str
+
+
+def savings(picture: Picture) -> Savings:
+    """As the comparison counted them, read by read; without one, from the volumes' reads at their rates of now."""
+    if picture.comparison.policies:
+        counted = picture.comparison.policies[0].since_start.saved_s
+        if counted is not None:
+            return Savings(counted, f"{counted:,.3f} s, est. at each read from the volumes' rates, since the start")
+    timed = [volume for volume in picture.volumes if volume.read_bytes_per_s and volume.blocks]
+    if len(timed) < 2:
+        return Savings(None, "est. once two volumes were read from and moves have measured their speed")
+    slowest = max(timed, key=lambda volume: volume.speed_rank)
+    saved = sum(volume.reads * (read_s(volume, slowest) - read_s(volume, volume)) for volume in timed)
+    return Savings(saved, f"{saved:,.3f} s, est. from the blocks read and today's rates, against {slowest.id} alone")
+
+
+def read_s(volume: VolumeView, at: VolumeView) -> float:
+    """Seconds to read one of a volume's blocks at the measured speed of another, or its own: transfer alone."""
+    assert at.read_bytes_per_s
+    return volume.block_bytes / volume.blocks / at.read_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class TierShare:
+    """A tier's blocks. `waiting`: on their way into it, not readable there yet. `left`, `width`: of one bar, 0 to 1."""
+
+    tier: int
+    label: str
+    blocks: int
+    block_bytes: int
+    waiting: int
+    found: int
+    """Prompt blocks found there since the start."""
+    left: float
+    width: float
+
+
+TIER_LABELS = {1: "device", 2: "host", 3: "local disk", 4: "remote"}
+
+
+def tier_shares(picture: Picture) -> list[TierShare]:
+    """Tiers stacked beside one another by blocks, fastest first; each block counts once for each tier it is in."""
+    total = sum(tier.blocks for tier in picture.summary.tiers) or 1
+    found = picture.summary.origin
+    shares: list[TierShare] = []
+    left = 0.0
+    for tier in sorted(picture.summary.tiers, key=lambda each: each.tier):
+        width = tier.blocks / total
+        waiting = sum(volume.incoming for volume in picture.volumes if volume.tier == tier.tier)
+        hits = {1: found.g1, 2: found.g2, 3: found.g3, 4: found.g4}.get(tier.tier, 0)
+        label = TIER_LABELS.get(tier.tier, "")
+        shares.append(TierShare(tier.tier, label, tier.blocks, tier.block_bytes, waiting, hits, left, width))
+        left += width
+    return shares
+
+
 def six_figures(picture: Picture) -> list[Figure]:
     summary, samples = picture.summary, picture.samples
 
@@ -109,7 +171,7 @@ def six_figures(picture: Picture) -> list[Figure]:
 
     reused = reused_share(summary.origin)
     prompt_blocks = origin_total(summary.origin)
-    fast = summary.fast_hit_ratio
+    saved = savings(picture)
     return [
         Figure(
             "Ingest", formats.rate(summary.events_per_s), "events/s",
@@ -127,11 +189,7 @@ def six_figures(picture: Picture) -> list[Figure]:
             f"{formats.exact(summary.blocks)} blocks, {formats.exact(summary.block_bytes)} bytes told of",
             spark(lambda sample: sample.blocks),
         ),
-        Figure(
-            "Reads from fast volume", formats.percent(fast), "of volume reads",
-            "no block was read from a volume yet" if fast is None else f"{fast:.6f} of blocks read from volumes",
-            spark(lambda sample: sample.fast_hit_ratio),
-        ),
+        Figure("Readers saved", formats.gain(saved.seconds), "est., by faster reads", saved.says, ""),
         Figure(
             "Moved", formats.size(summary.moved_bytes_total), f"{formats.count(summary.moves_total)} moves",
             f"{formats.exact(summary.moved_bytes_total)} bytes in {formats.exact(summary.moves_total)} moves; "

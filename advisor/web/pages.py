@@ -31,6 +31,7 @@ FRAGMENTS = ("status", "notices", "figures", "origin", "tiers", "volumes", "move
 
 ACTIVITIES_SHOWN = 12
 ALERTS_SHOWN = 20
+PRODUCERS_LISTED = 20
 
 VENDOR = "/static/vendor/"
 
@@ -102,6 +103,7 @@ class Pages:
             "not_told": NOT_TOLD if not_told(picture.summary) else "",
             "volumes": picture.volumes,
             "activities": activities(picture.moves, ACTIVITIES_SHOWN),
-            "producers": picture.producers,
+            "producers": picture.producers[:PRODUCERS_LISTED],
+            "more_producers": picture.producers_total - min(picture.producers_total, PRODUCERS_LISTED),
             "comparison": picture.comparison,
         }

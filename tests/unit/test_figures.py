@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 from sample_parts import sample_parts
 from sample_reader import SampleReader
 
 from advisor.api.picture import take_picture
 from advisor.views import MovesView, OriginView
-from advisor.web.figures import SPARK_HEIGHT, SPARK_WIDTH, activities, reused_share, six_figures, spark_points
+from advisor.web.figures import (
+    SPARK_HEIGHT,
+    SPARK_WIDTH,
+    activities,
+    reused_share,
+    savings,
+    six_figures,
+    spark_points,
+    tier_shares,
+)
 from advisor.web.pages import Pages
 
 
@@ -41,12 +51,37 @@ def test_six_figures_of_a_working_service() -> None:
         ("Ingest", "2.12 k", "events/s"),
         ("Behind by", "0.4 s", "12 queued"),
         ("Blocks", "8.41 M", "138 GB"),
-        ("Reads from fast volume", "62.4 %", "of volume reads"),
+        ("Readers saved", "18.6 min", "est., by faster reads"),
         ("Moved", "48.2 GB", "1.20 k moves"),
         ("Prompt state reused", "80.0 %", "of prompt blocks"),
     ]
     assert "8\u202f412\u202f345 blocks" in figures[2].exact
-    assert all(figure.spark for figure in figures)
+    assert [figure.label for figure in figures if not figure.spark] == ["Readers saved"]
+
+
+def test_savings_without_a_comparison_are_of_the_reads_against_the_slowest_volume_timed() -> None:
+    reader = SampleReader()
+    reader.comparison_view = SampleReader.empty().comparison_view
+    fast, _, slow, untimed = reader.volume_views
+    reader.volume_views = [
+        fast.model_copy(update={"reads": 1_000, "blocks": 10, "block_bytes": 10_000, "read_bytes_per_s": 1e6}),
+        slow.model_copy(update={"reads": 50, "blocks": 10, "block_bytes": 10_000, "read_bytes_per_s": 1e5}),
+        untimed,
+    ]
+    saved = savings(take_picture(reader))
+    assert saved.seconds == pytest.approx(1_000 * (0.01 - 0.001))
+    assert slow.id in saved.says
+    reader.volume_views = [fast, untimed]
+    assert savings(take_picture(reader)).seconds is None
+
+
+def test_tiers_stand_beside_one_another_and_tell_waiting_from_ready() -> None:
+    shares = tier_shares(take_picture(SampleReader()))
+    assert [(share.tier, share.blocks, share.waiting, share.found) for share in shares] == [
+        (1, 256, 0, 36_000), (2, 512, 0, 16_000), (3, 7_203, 24, 21_000),
+    ]
+    assert [share.left for share in shares] == pytest.approx([0, 256 / 7_971, 768 / 7_971])
+    assert sum(share.width for share in shares) == pytest.approx(1)
 
 
 def test_six_figures_of_an_empty_service_have_no_sparkline_and_no_false_ratio() -> None:

@@ -1,0 +1,106 @@
+"""What asks for a person: named, with what to do, since when, and the page that helps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+from advisor.views import Check, ProducerView, Summary, VolumeView
+from advisor.web import formats
+
+NAMED_MAX = 3
+"""Producers named in one alert; the page that it links to has all."""
+
+_PAGES = {"source": "/producers", "hook": "/producers", "agent": "/volumes"}
+"""The page that helps with a check, by the first word of its name."""
+
+_EXPECTED = ("healthy", "paused", "drain", "agent unreachable")
+"""How a volume's state begins where nobody is needed, or where the agent's own check says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """`key` is the same as long as it is the same trouble. `since_us`: when it was first noticed; 0 before that."""
+
+    key: str
+    title: str
+    text: str
+    page: str
+    since_us: int = 0
+
+
+class Noticed:
+    """Since when each alert is there, from one look to the next. What is gone and comes again begins anew."""
+
+    def __init__(self) -> None:
+        self._since_us: dict[str, int] = {}
+
+    def look(self, alerts: Sequence[Alert], now_us: int) -> list[Alert]:
+        """`alerts` with `since_us`, the oldest first."""
+        self._since_us = {alert.key: self._since_us.get(alert.key, now_us) for alert in alerts}
+        return sorted(
+            (replace(alert, since_us=self._since_us[alert.key]) for alert in alerts),
+            key=lambda alert: alert.since_us,
+        )
+
+
+def alerts_of(
+    summary: Summary, checks: Sequence[Check], volumes: Sequence[VolumeView], producers: Sequence[ProducerView]
+) -> list[Alert]:
+    """Failing checks, volumes, producers, and a pause that somebody forgot: of all, not of those that a page shows."""
+    failing = [check for check in checks if not check.ok]
+    told = {check.name for check in failing}
+    return [
+        *(_of_check(check) for check in failing),
+        *(alert for volume in volumes for alert in _of_volume(volume, told)),
+        *_of_producers(producers),
+        *_of_pause(summary),
+    ]
+
+
+def _of_check(check: Check) -> Alert:
+    kind, _, name = check.name.partition(" ")
+    page = volume_page(name) if kind == "volume" else _PAGES.get(kind, "")
+    return Alert(f"check {check.name}", f"{check.name} fails", check.text, page)
+
+
+def volume_page(volume_id: str) -> str:
+    """The address of a volume's page."""
+    return f"/volumes/{quote(volume_id, safe='')}"
+
+
+def _of_volume(volume: VolumeView, told: set[str]) -> Iterator[Alert]:
+    page = volume_page(volume.id)
+    if f"volume {volume.id}" not in told and not volume.state.startswith(_EXPECTED) and not _may_be_away(volume):
+        word = "away" if volume.state.startswith("away") else "not healthy"
+        text = f"{volume.state}. While it is away nothing moves to or from it: see its medium and agent {volume.agent}."
+        yield Alert(f"volume {volume.id}", f"{volume.id} is {word}", text, page)
+    if volume.fill > volume.high_watermark:
+        text = (
+            f"{formats.percent(volume.fill)} full, above {formats.percent(volume.high_watermark)}: blocks leave by "
+            "themselves as fast as policy.moves_per_s lets them. If it stays so: raise the capacity or that rate."
+        )
+        yield Alert(f"full {volume.id}", f"{volume.id} is past its high watermark", text, page)
+
+
+def _may_be_away(volume: VolumeView) -> bool:
+    return volume.optional and volume.state.startswith("away")
+
+
+def _of_producers(producers: Sequence[ProducerView]) -> Iterator[Alert]:
+    partial = [producer for producer in producers if producer.state == "partial"]
+    if not partial:
+        return
+    names = ", ".join(producer.name for producer in partial[:NAMED_MAX])
+    if len(partial) > NAMED_MAX:
+        names += f" and {formats.count(len(partial) - NAMED_MAX)} more"
+    title = "A producer is partial" if len(partial) == 1 else f"{formats.count(len(partial))} producers are partial"
+    text = f"{names}: {partial[0].note or 'something was missed'}. Only a part of what it placed is known."
+    yield Alert("partial", title, text, "/producers?state=partial")
+
+
+def _of_pause(summary: Summary) -> Iterator[Alert]:
+    if summary.paused:
+        text = "No move is planned or begun, on no volume. Resume it on the page of moves when what it was for is done."
+        yield Alert("paused", "Planning is paused", text, "/moves")
