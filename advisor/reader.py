@@ -442,7 +442,8 @@ def _parse_cursor(cursor: str) -> int:
     return int(cursor)
 
 
-def _place_name(fold: Fold, place: int) -> str:
+def place_name(fold: Fold, place: int) -> str:
+    """A volume's id, or `producer-name/location`. The caller holds the fold's lock."""
     key = fold.index.places[place]
     if fold.index.is_volume(place):
         return key.location
@@ -467,7 +468,7 @@ def block_view(fold: Fold, block: BlockRow) -> BlockView:
         children=fold.index.children(block.row, 0)[1],
         placements=[
             PlacementView(
-                place=_place_name(fold, placed.place),
+                place=place_name(fold, placed.place),
                 tier=fold.index.places[placed.place].tier,
                 references=placed.references,
                 block_bytes=placed.block_bytes,
