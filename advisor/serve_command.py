@@ -27,6 +27,7 @@ from advisor.service import AdvisorService
 from advisor.settings import load_settings
 
 
+from advisor.usage_desk import ServiceUsage
 def serve(
     config: Annotated[
         Path | None, typer.Option("--config", help="Settings (TOML); docs/settings.md lists the keys.")
@@ -58,6 +59,7 @@ def serve(
             prefixes=ServicePrefixes(service),
         )
         asyncio.run(_serve(service, _Server(create_app(parts), listener, settings.api)))
+            usage=ServiceUsage(service),
         if service.failure is not None:
             raise service.failure
 

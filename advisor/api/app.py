@@ -33,6 +33,7 @@ from advisor.api.routes import api_routes, probe_routes
 from advisor.api.stream import stream_routes
 from advisor.web.pages import Pages
 from advisor.web.routes import page_routes, static_files
+from advisor.api.usage import usage_routes
 
 DESCRIPTION = (
     "Which KV blocks live where, which are hot, and what is being moved. Times are µs since the epoch, UTC. "
@@ -88,6 +89,8 @@ def create_app(parts: AdminParts) -> FastAPI:
     app.mount("/static", static_files(), name="static")
     app.add_middleware(ETags)
     app.add_middleware(Idempotency, file=answers)
+    if parts.usage is not None:
+        app.include_router(usage_routes(parts.usage))
     app.add_middleware(EvenTiming)
     app.add_middleware(Door, doorkeeper=parts.doorkeeper, secure=parts.api.is_secure)
     app.add_middleware(Guard, hosts=parts.api.hosts, secure=parts.api.is_secure)

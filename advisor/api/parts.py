@@ -16,6 +16,7 @@ from advisor.prefix_views import AdvisorPrefixes
 from advisor.tracing import Span, no_span
 from advisor.views import AdvisorActions, AdvisorReader
 
+from advisor.usage_views import AdvisorUsage
 
 @dataclass(frozen=True, slots=True)
 class AdminParts:
@@ -39,3 +40,4 @@ class AdminParts:
     plans: AdvisorPlans | None = None
     deletions: AdvisorDeletions | None = None
     prefixes: AdvisorPrefixes | None = None
+    usage: AdvisorUsage | None = None

@@ -10,6 +10,7 @@ from sample_deletions import SampleDeletions
 from sample_plans import SamplePlans
 from sample_prefixes import SamplePrefixes
 from sample_reader import SampleReader
+from sample_usage import SampleUsage
 
 from advisor.access.doorkeeper import Doorkeeper
 from advisor.access.identity import LOCAL
@@ -24,6 +25,6 @@ def sample_parts(**others: Any) -> AdminParts:
     parts = AdminParts(
         reader=SampleReader(), metrics=lambda: METRICS, doorkeeper=Doorkeeper(anonymous=LOCAL),
         config=lambda: CONFIG, actions=SampleActions(), plans=SamplePlans(),
-        deletions=SampleDeletions(), prefixes=SamplePrefixes(),
+        deletions=SampleDeletions(), prefixes=SamplePrefixes(), usage=SampleUsage(),
     )
     return replace(parts, **others)
