@@ -35,6 +35,10 @@ class ActionRefused(AdvisorError):
     """What a person asked for cannot be done, and why."""
 
 
+class Outdated(ActionRefused):
+    """It was asked of something that was changed meanwhile."""
+
+
 class NothingSuch(ActionRefused):
     """It names something that there is none of."""
 

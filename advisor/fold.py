@@ -60,7 +60,7 @@ REFUSALS_KEPT_MAX = 256
 NOTED_ACTIONS: frozenset[str] = frozenset(
     {
         *("register", "unregister", "resize", "scrub"),
-        *("login", "logout"),
+        *("login", "logout", "settings"),
         *("record", "stop recording", "upload recording", "delete recording"),
         *("replay", "cancel replay", "delete replay"),
     }

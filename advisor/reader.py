@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from itertools import pairwise
 
+from advisor.changed_settings import BACK
 from advisor.compaction_view import compactions_view
 from advisor.entries import (
     CompactionStep,
@@ -164,6 +165,8 @@ class ServiceReader:
         if service.retention is not None and service.retention.problem:
             text = f"the log is not cut for now: {service.retention.problem}"
             checks.append(Check(name="retention", ok=True, text=text))
+        if text := self._changed_text():
+            checks.append(Check(name="settings", ok=True, text=text))
         if skipped := service.fold.skipped[INDEX_FULL]:
             text = f"the index is full, {skipped} Stores were skipped: raise index_memory_bytes_max and start again"
             checks.append(Check(name="index", ok=True, text=text))
@@ -182,6 +185,15 @@ class ServiceReader:
                 text += f"; last failure: {figures.last_failure}"
             checks.append(Check(name=f"hook {name}", ok=True, text=text))
         return [*checks, *self._agent_checks(), *self._volume_checks()]
+
+    def _changed_text(self) -> str:
+        """What is not as the settings' file says, or became so; empty for nothing."""
+        service = self._service
+        with service.lock:
+            changed = ", ".join(sorted(service.fold.changed_settings))
+        return f"not as the file says, changed by an operator: {changed}; {BACK} goes back" if changed else (
+            service.settings_note
+        )
 
     def _agent_checks(self) -> list[Check]:
         """An agent that is away is no fault where all that is known of it are optional volumes."""
@@ -334,13 +346,15 @@ class ServiceReader:
         with self._service.lock:
             fold = self._service.fold
             volumes = [volume.as_read() for volume in fold.volumes.values() if not volume.away]
+            allowed = namespaces_of(fold, tenant, namespace_id)
+            looked_in = namespace_id if allowed is None or namespace_id in allowed else NO_NAMESPACE
             if namespace_id is None:
-                allowed = [each for each, n in fold.namespaces.items() if tenant is None or n.tenant == tenant]
-                namespace_id = namespace_of(fold.index, volumes, allowed, group, hashes)
+                known = fold.namespaces if allowed is None else allowed
+                namespace_id = looked_in = namespace_of(fold.index, volumes, list(known), group, hashes)
             advice = advise_load(
                 fold.index,
                 volumes,
-                namespace_id,
+                looked_in,
                 group,
                 hashes,
                 block_tokens,
@@ -556,8 +570,10 @@ def _sentence(entry: LogEntry) -> Iterator[str]:
         case LayoutEntry(volume=volume, fragmentation=figures):
             yield f"{volume}: {figures.chains} chains lie in {figures.extents} pieces"
             yield f"{bytes_text(figures.reclaimable_bytes)} can be given back"
-        case SettingsEntry(policy_version=policy, term=term):
+        case SettingsEntry(policy_version=policy, term=term, changed=changed):
             yield f"settings of term {term} for policies {policy}"
+            if changed:
+                yield f"not as the file says: {', '.join(sorted(changed))}"
         case VolumeEntry(descriptor=descriptor, agent=agent, registered=registered, away=away):
             became = f"is away: {away}" if away else "registered" if registered else "unregistered"
             yield f"volume {descriptor.get('id')} of agent {agent} {became}"

@@ -14,20 +14,26 @@ import typer
 
 from advisor.access.service_door import open_door
 from advisor.actions import ServiceActions
+from advisor.audit_desk import ServiceAudit
+from advisor.block_desk import ServiceBlocks
 from advisor.api.app import create_app
 from advisor.api.parts import AdminParts
 from advisor.api.server import AdminServer, open_socket
 from advisor.deletion_desk import ServiceDeletions
 from advisor.exposition import render_metrics
 from advisor.plan_actions import ServicePlans
+from advisor.policy_changes import ServicePolicies
 from advisor.prefix_desk import ServicePrefixes
 from advisor.process import die_with_parent
 from advisor.reader import ServiceReader
+from advisor.recording_desk import RecordingDesk
+from advisor.replay_desk import ReplayDesk
 from advisor.service import AdvisorService
 from advisor.settings import load_settings
-
-
+from advisor.volume_desk import ServiceVolumes
 from advisor.usage_desk import ServiceUsage
+
+
 def serve(
     config: Annotated[
         Path | None, typer.Option("--config", help="Settings (TOML); docs/settings.md lists the keys.")
@@ -40,7 +46,12 @@ def serve(
     settings = load_settings(config, os.environ)
     # The port first: whoever finds it taken has not touched the log yet.
     listener = open_socket(settings.api.host, settings.api.port, asks_login=settings.api.login == "required")
-    with contextlib.closing(listener), AdvisorService(settings) as service:
+    with (
+        contextlib.closing(listener),
+        AdvisorService(settings) as service,
+        RecordingDesk(service) as recordings,
+        ReplayDesk(service, recordings) as replays,
+    ):
         # Whoever reads the address below is answered, if only when the server runs.
         listener.listen()
         reader = ServiceReader(service)
@@ -55,11 +66,17 @@ def serve(
             config=lambda: settings.model_dump(mode="json"),
             actions=ServiceActions(service),
             plans=ServicePlans(service),
+            policies=ServicePolicies(service),
             deletions=ServiceDeletions(service),
             prefixes=ServicePrefixes(service),
+            volumes=ServiceVolumes(service),
+            usage=ServiceUsage(service),
+            blocks=ServiceBlocks(service),
+            audit=ServiceAudit(service),
+            recordings=recordings,
+            replays=replays,
         )
         asyncio.run(_serve(service, _Server(create_app(parts), listener, settings.api)))
-            usage=ServiceUsage(service),
         if service.failure is not None:
             raise service.failure
 

@@ -20,11 +20,12 @@ from typing import Self
 
 import structlog
 
+from advisor.changed_settings import changes_kept, settings_entry
 from advisor.checkpoint import cut_without_checkpoint, load_newest
 from advisor.checkpointer import Checkpointer
 from advisor.compaction_runner import CompactionRunner
 from advisor.deletion_prover import DeletionProver
-from advisor.entries import Control, EntryKind, EventLog, LogEntry, SettingsEntry, Tick, control_entry
+from advisor.entries import Control, EntryKind, EventLog, LogEntry, Tick, control_entry
 from advisor.errors import ActionRefused, AdvisorError, LogError, NothingSuch
 from advisor.fold import Fold
 from advisor.hooks import Hook, HookDesk, HookFigures, hook_named
@@ -100,6 +101,8 @@ class AdvisorService:
         self._threads: list[threading.Thread] = []
         self.checkpointer: Checkpointer | None = None
         self.retention: Retention | None = None
+        self.settings_note = ""
+        """What became of settings that were changed here, at the start."""
         self.passed_over: list[str] = []
         """Checkpoints that the start could not use, a sentence each."""
         self._log_thread: LogThread | None = None
@@ -133,7 +136,11 @@ class AdvisorService:
         for producer, state in self.fold.producers.items():
             if state.partial:
                 intake.want_snapshot(producer, state.epoch)
-        entry = control_entry(SettingsEntry(self.settings.for_fold(), self.settings.policy_version, self.term))
+        kept = changes_kept(self.settings.planning, self.fold.file_settings, self.fold.changed_settings)
+        self.settings_note = kept.note
+        if kept.note:
+            _log.warning(kept.note)
+        entry = control_entry(settings_entry(self.settings.planning, kept.changes, self.term))
         position = log.append([entry], now_us())
         self.fold.apply(LogEntry(position, EntryKind.SETTINGS, entry.payload))
         subscribers = self._connect(intake)
@@ -457,7 +464,7 @@ class AdvisorService:
             names = ", ".join(sorted([*known, *(self._agents or ())])) or "none: [[agents]] is empty"
             raise NothingSuch(f"agent {name!r} is not in the settings: name one of {names}")
         if known[name].mover != "agent":
-            raise ActionRefused(f"agent {name} is an array that moves blocks by published plans: change its volumes there")
+            raise ActionRefused(f"agent {name} is an array that moves blocks by itself: change its volumes there")
         with AgentClient(known[name].command_url, known[name].timeout_s, known[name].credentials) as client:
             yield client
 

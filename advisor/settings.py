@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -216,6 +216,40 @@ class ShadowSettings(Section):
         return name
 
 
+def _distinct(named: tuple[Any, ...]) -> tuple[Any, ...]:
+    twice = [name for name, times in Counter(each.name for each in named).items() if times > 1]
+    if twice:
+        raise ValueError(f"the name {twice[0]!r} is given twice: rename one")
+    return named
+
+
+def _few(shadows: tuple[ShadowSettings, ...]) -> tuple[ShadowSettings, ...]:
+    if len(shadows) > SHADOWS_MAX:
+        raise ValueError(f"{len(shadows)} shadows are named, {SHADOWS_MAX} may run at a time: leave some out")
+    return shadows
+
+
+Shadows = Annotated[tuple[ShadowSettings, ...], AfterValidator(_distinct), AfterValidator(_few)]
+
+
+class PlanningSettings(Section):
+    """The settings that the fold reads."""
+
+    policy: PolicySettings = PolicySettings()
+    shadow: Shadows = ()
+
+    @property
+    def policy_version(self) -> str:
+        """Of all policies that are named, the live one's first: what a `SettingsEntry` holds."""
+        names = [self.policy.admission, *(each.policy.admission for each in self.shadow)]
+        return ", ".join(dict.fromkeys(policy_version(name) for name in names))
+
+    def for_fold(self) -> dict[str, Any]:
+        """Whole, as JSON types: what a `SettingsEntry` holds."""
+        shadow = [each.model_dump(mode="json") for each in self.shadow]
+        return {"policy": self.policy.model_dump(mode="json"), **({"shadow": shadow} if shadow else {})}
+
+
 class AdvisorSettings(BaseSettings):
     """All settings of one advisor. Built directly it reads neither file nor environment; `load_settings` does."""
 
@@ -241,7 +275,7 @@ class AdvisorSettings(BaseSettings):
     hooks: tuple[str, ...] = ()
     """Hooks of installed packages that are called, by the names they have under `kvadvisor.hooks`."""
     policy: PolicySettings = PolicySettings()
-    shadow: tuple[ShadowSettings, ...] = ()
+    shadow: Shadows = ()
 
     @classmethod
     def settings_customise_sources(
@@ -254,20 +288,10 @@ class AdvisorSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 
-    @field_validator("sources", "agents", "shadow")
+    @field_validator("sources", "agents")
     @classmethod
     def _distinct(cls, named: tuple[Any, ...]) -> tuple[Any, ...]:
-        twice = [name for name, times in Counter(each.name for each in named).items() if times > 1]
-        if twice:
-            raise ValueError(f"the name {twice[0]!r} is given twice: rename one")
-        return named
-
-    @field_validator("shadow")
-    @classmethod
-    def _few(cls, shadows: tuple[ShadowSettings, ...]) -> tuple[ShadowSettings, ...]:
-        if len(shadows) > SHADOWS_MAX:
-            raise ValueError(f"{len(shadows)} shadows are named, {SHADOWS_MAX} may run at a time: leave some out")
-        return shadows
+        return _distinct(named)
 
     @property
     def log_path(self) -> Path:
@@ -278,15 +302,9 @@ class AdvisorSettings(BaseSettings):
         return self.directory / "checkpoints"
 
     @property
-    def policy_version(self) -> str:
-        """Of all policies that are named, the live one's first: what a `SettingsEntry` holds."""
-        names = [self.policy.admission, *(each.policy.admission for each in self.shadow)]
-        return ", ".join(dict.fromkeys(policy_version(name) for name in names))
-
-    def for_fold(self) -> dict[str, Any]:
-        """The settings that the fold reads, whole, as JSON types: what a `SettingsEntry` holds."""
-        shadow = [each.model_dump(mode="json") for each in self.shadow]
-        return {"policy": self.policy.model_dump(mode="json"), **({"shadow": shadow} if shadow else {})}
+    def planning(self) -> PlanningSettings:
+        """What the fold reads of it, unless an operator changed it since."""
+        return PlanningSettings(policy=self.policy, shadow=self.shadow)
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> AdvisorSettings:

@@ -8,7 +8,7 @@ from advisor.fold import Fold
 from advisor.policies.eviction import EVICTIONS
 from advisor.policies.limits import Limits
 from advisor.policies.registry import known_names, policy_named
-from advisor.settings import PolicySettings
+from advisor.settings import PolicySettings, ShadowSettings
 from advisor.shadow import Shadow
 from advisor.shadow_comparison import LIVE
 from advisor.shadow_tally import Counts, Tally, found_each
@@ -23,6 +23,9 @@ def policies_view(fold: Fold) -> PoliciesView:
         eviction=_eviction(fold.limits),
         admissions=known_names(),
         evictions=list(EVICTIONS),
+        changed_here=sorted(fold.changed_settings),
+        file_policy=PolicySettings.model_validate(fold.file_settings.get("policy", {})),
+        shadow=[ShadowSettings.model_validate(each) for each in fold.settings.get("shadow", ())],
         shadows=[] if fold.comparison is None else [shadow.name for shadow in fold.comparison.shadows],
     )
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from advisor.settings import PolicySettings
+from advisor.settings import PolicySettings, ShadowSettings
 
 
 class View(BaseModel):
@@ -315,7 +315,11 @@ class PoliciesView(View):
     evictions: list[str]
     shadows: list[str]
     changed_here: list[str] = []
-    """Fields of `policy` (and `shadow`) that an operator changed while the service ran; the others are the file's."""
+    """Fields of `policy`, and `shadow`, that an operator changed while the service ran; the others are the file's."""
+    file_policy: PolicySettings = PolicySettings()
+    """As the service's file and environment have it."""
+    shadow: list[ShadowSettings] = []
+    """In force."""
 
 
 class PolicyFigures(View):

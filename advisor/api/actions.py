@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from advisor.access.identity import Identity, Scope
 from advisor.api.access import needs
 from advisor.api.problems import documented
-from advisor.errors import ActionRefused, NothingSuch
+from advisor.errors import ActionRefused, NothingSuch, Outdated
 from advisor.views import AdvisorActions, CancelView, PauseView
 
 Answer = TypeVar("Answer")
@@ -65,5 +65,7 @@ def done(act: Callable[[], Answer]) -> Answer:
         return act()
     except NothingSuch as error:
         raise HTTPException(404, str(error)) from error
+    except Outdated as error:
+        raise HTTPException(412, str(error)) from error
     except ActionRefused as error:
         raise HTTPException(409, str(error)) from error

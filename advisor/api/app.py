@@ -15,6 +15,8 @@ from advisor.api import problems
 from advisor.api.access import needs
 from advisor.api.actions import action_routes
 from advisor.api.advice import advice_routes
+from advisor.api.audit import audit_routes
+from advisor.api.blocks import block_routes
 from advisor.api.deletions import deletion_routes
 from advisor.api.door import Door
 from advisor.api.etags import ETags
@@ -26,14 +28,17 @@ from advisor.api.identity import identity_routes
 from advisor.api.measuring import Measuring
 from advisor.api.parts import AdminParts
 from advisor.api.plan import plan_routes
-from advisor.api.policies import policy_routes
+from advisor.api.policies import policy_change_routes, policy_routes
 from advisor.api.prefixes import prefix_routes
+from advisor.api.recordings import recording_routes
 from advisor.api.remembered_file import RememberedFile
+from advisor.api.replays import replay_routes
 from advisor.api.routes import api_routes, probe_routes
 from advisor.api.stream import stream_routes
+from advisor.api.usage import usage_routes
+from advisor.api.volumes import volume_routes
 from advisor.web.pages import Pages
 from advisor.web.routes import page_routes, static_files
-from advisor.api.usage import usage_routes
 
 DESCRIPTION = (
     "Which KV blocks live where, which are hot, and what is being moved. Times are µs since the epoch, UTC. "
@@ -74,23 +79,34 @@ def create_app(parts: AdminParts) -> FastAPI:
     app.include_router(probe_routes(parts.reader, parts.metrics))
     app.include_router(api_routes(parts.reader))
     app.include_router(stream_routes(parts.reader, feed))
+    app.include_router(block_routes(parts.reader, parts.blocks))
+    if parts.audit is not None:
+        app.include_router(audit_routes(parts.audit))
     app.include_router(advice_routes(parts.reader))
     app.include_router(policy_routes(parts.reader))
     if parts.actions is not None:
         app.include_router(action_routes(parts.actions))
+    if parts.policies is not None:
+        app.include_router(policy_change_routes(parts.policies))
     if parts.plans is not None:
         app.include_router(plan_routes(parts.plans))
     if parts.deletions is not None:
         app.include_router(deletion_routes(parts.deletions))
+    if parts.volumes is not None:
+        app.include_router(volume_routes(parts.volumes, parts.actions))
     if parts.prefixes is not None:
         app.include_router(prefix_routes(parts.prefixes))
+    if parts.usage is not None:
+        app.include_router(usage_routes(parts.usage))
+    if parts.recordings is not None:
+        app.include_router(recording_routes(parts.recordings))
+    if parts.replays is not None:
+        app.include_router(replay_routes(parts.replays))
     app.include_router(identity_routes(parts))
     app.include_router(page_routes(Pages(parts), parts, feed))
     app.mount("/static", static_files(), name="static")
     app.add_middleware(ETags)
     app.add_middleware(Idempotency, file=answers)
-    if parts.usage is not None:
-        app.include_router(usage_routes(parts.usage))
     app.add_middleware(EvenTiming)
     app.add_middleware(Door, doorkeeper=parts.doorkeeper, secure=parts.api.is_secure)
     app.add_middleware(Guard, hosts=parts.api.hosts, secure=parts.api.is_secure)

@@ -10,13 +10,19 @@ from typing import Any
 from advisor.access.doorkeeper import NOBODY, Doorkeeper
 from advisor.api.measuring import Observe
 from advisor.api_settings import ApiSettings
+from advisor.audit_views import AdvisorAudit
+from advisor.block_views import AdvisorBlocks
 from advisor.deletion_views import AdvisorDeletions
 from advisor.plan_views import AdvisorPlans
+from advisor.policy_views import AdvisorPolicies
 from advisor.prefix_views import AdvisorPrefixes
+from advisor.recording_views import AdvisorRecordings
+from advisor.replay_views import AdvisorReplays
 from advisor.tracing import Span, no_span
-from advisor.views import AdvisorActions, AdvisorReader
-
 from advisor.usage_views import AdvisorUsage
+from advisor.views import AdvisorActions, AdvisorReader
+from advisor.volume_views import AdvisorVolumes
+
 
 @dataclass(frozen=True, slots=True)
 class AdminParts:
@@ -38,6 +44,12 @@ class AdminParts:
     span: Span = no_span
     actions: AdvisorActions | None = None
     plans: AdvisorPlans | None = None
+    policies: AdvisorPolicies | None = None
     deletions: AdvisorDeletions | None = None
     prefixes: AdvisorPrefixes | None = None
+    volumes: AdvisorVolumes | None = None
     usage: AdvisorUsage | None = None
+    blocks: AdvisorBlocks | None = None
+    audit: AdvisorAudit | None = None
+    recordings: AdvisorRecordings | None = None
+    replays: AdvisorReplays | None = None

@@ -6,11 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from sample_actions import SampleActions
+from sample_audit import SampleAudit
+from sample_blocks import SampleBlocks
 from sample_deletions import SampleDeletions
 from sample_plans import SamplePlans
+from sample_policies import SamplePolicies
 from sample_prefixes import SamplePrefixes
 from sample_reader import SampleReader
 from sample_usage import SampleUsage
+from sample_volumes import SampleVolumes
 
 from advisor.access.doorkeeper import Doorkeeper
 from advisor.access.identity import LOCAL
@@ -24,7 +28,9 @@ def sample_parts(**others: Any) -> AdminParts:
     """`others` stand in the place of the samples, by the names of `AdminParts`."""
     parts = AdminParts(
         reader=SampleReader(), metrics=lambda: METRICS, doorkeeper=Doorkeeper(anonymous=LOCAL),
-        config=lambda: CONFIG, actions=SampleActions(), plans=SamplePlans(),
-        deletions=SampleDeletions(), prefixes=SamplePrefixes(), usage=SampleUsage(),
+        config=lambda: CONFIG, actions=SampleActions(), plans=SamplePlans(), policies=SamplePolicies(),
+        deletions=SampleDeletions(), prefixes=SamplePrefixes(), blocks=SampleBlocks(), audit=SampleAudit(),
+        usage=SampleUsage(),
+        volumes=SampleVolumes(),
     )
     return replace(parts, **others)

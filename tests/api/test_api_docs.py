@@ -20,8 +20,9 @@ def schema() -> dict[str, Any]:
 
 
 def documented_routes() -> dict[tuple[str, str], set[str]]:
-    rows = re.findall(r"^\| `(GET|POST) (/[^`…]*)…?` \|.*\|([^|]*)\|$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
-    return {(method, path): set(re.findall(r"`([a-z_]+)`", parameters)) for method, path, parameters in rows}
+    row = r"^\| `(GET|POST|PATCH|PUT|DELETE) (/[^`…]*)…?` \|.*\|([^|]*)\|$"
+    rows = re.findall(row, DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    return {(method, path): set(re.findall(r"`([A-Za-z_-]+)`", parameters)) for method, path, parameters in rows}
 
 
 def test_every_route_and_parameter_is_documented_and_nothing_else(schema: dict[str, Any]) -> None:

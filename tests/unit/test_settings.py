@@ -118,7 +118,7 @@ def test_direct_construction_reads_no_environment(monkeypatch: pytest.MonkeyPatc
 
 def test_policy_round_trips_through_the_log() -> None:
     policy = PolicySettings(eviction="lfu", admission="ghost")
-    logged = AdvisorSettings(directory=Path("/state"), policy=policy).for_fold()
+    logged = AdvisorSettings(directory=Path("/state"), policy=policy).planning.for_fold()
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(logged))
     assert PolicySettings.model_validate(again["policy"]) == policy
 
@@ -259,7 +259,7 @@ def test_policy_version_names_every_package_that_a_policy_comes_from(monkeypatch
     monkeypatch.setattr("advisor.settings.policy_version", lambda name: f"of {name}")
     shadows = [ShadowSettings(name=n, policy=PolicySettings(admission=n)) for n in ("touch-2", "touch-3", "always")]
     settings = AdvisorSettings(directory=Path("d"), policy=PolicySettings(admission="touch-2"), shadow=tuple(shadows))
-    assert settings.policy_version == "of touch-2, of touch-3, of always"
+    assert settings.planning.policy_version == "of touch-2, of touch-3, of always"
 
 
 @pytest.mark.parametrize(
