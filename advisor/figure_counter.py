@@ -80,7 +80,7 @@ class FigureCounter(threading.Thread):
             try:
                 self.know(shelved.stamp, count(shelved.path, is_unwanted=self._stopping.is_set))
             except RecordingError as error:
-                self.know(shelved.stamp, str(error))
+                self.know(shelved.stamp, without_place(str(error), shelved.path))
 
 
 def count(path: Path, *, is_unwanted: Callable[[], bool]) -> RecordingFiguresView:
@@ -90,7 +90,7 @@ def count(path: Path, *, is_unwanted: Callable[[], bool]) -> RecordingFiguresVie
         arguments = ["inspect", str(path), "--requests", "--json", str(out)]
         ended = run_command(arguments, deadline_s=COUNT_S_MAX, is_unwanted=is_unwanted)
         if ended.fault or ended.is_unwanted:
-            raise RecordingError(without_place(ended.fault, path) or "nobody waits for its figures any more: ask again")
+            raise RecordingError(ended.fault or f"{path} is not counted any more: ask again")
         return _figures(json.loads(out.read_bytes()))
 
 

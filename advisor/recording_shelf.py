@@ -126,7 +126,7 @@ class RecordingShelf:
         with self._lock:
             known = self._facts.get(shelved.stamp)
         if known is None:
-            known = _read_facts(shelved)
+            known = facts_of(shelved.path)
             with self._lock:
                 self._facts[shelved.stamp] = known
                 if len(self._facts) > _FACTS_KEPT_MAX:
@@ -153,18 +153,20 @@ class RecordingShelf:
 
 
 def without_place(sentence: str, path: Path) -> str:
-    """A reader's error as it is told to others: the file by its name, its folder left out."""
-    return sentence.replace(str(part_of(path)), path.name).replace(str(path), path.name)
+    """A reader's error as it is told to others: the file, or the part of it, by its name, its folder left out."""
+    name = path.name.removesuffix(_PART_SUFFIX)
+    return sentence.replace(str(path), name).replace(f"{name}{_PART_SUFFIX}", name)
 
 
-def _read_facts(shelved: Shelved) -> ShelvedFacts:
+def facts_of(path: Path) -> ShelvedFacts:
+    """What a file says of itself, without reading the whole of it."""
     try:
-        kind = detect_format(shelved.path)
+        kind = detect_format(path)
         if kind != "parquet":
             return ShelvedFacts(kind)
-        groups = read_facts(shelved.path).groups
+        groups = read_facts(path).groups
     except RecordingError as error:
-        return ShelvedFacts(None, without_place(str(error), shelved.path))
+        return ShelvedFacts(None, without_place(str(error), path))
     return ShelvedFacts(
         kind,
         events=sum(group.events for group in groups),

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from advisor.errors import ActionRefused
 from advisor.figure_counter import count
-from advisor.recording_shelf import NoRoom, TooLarge, without_place
+from advisor.recording_shelf import NoRoom, TooLarge, facts_of, without_place
 from advisor.recording_views import RecordingFiguresView, RecordingView
 from event_plane.errors import RecordingError
 from event_plane.part_file import PartFile, part_of
-from event_plane.recording import detect_format
 
 
 class Upload:
@@ -59,12 +58,14 @@ class Upload:
 
     def finish(self) -> RecordingView:
         """See `AdvisorUpload.finish`."""
+        part = part_of(self.path)
         with self._turn:
             self._require_open()
             try:
                 self._part.file.flush()
-                detect_format(part_of(self.path))
-                figures = count(part_of(self.path), is_unwanted=self._unwanted.is_set)
+                if fault := facts_of(part).fault:
+                    raise RecordingError(fault)
+                figures = count(part, is_unwanted=self._unwanted.is_set)
                 return self._keep(self, figures)
             except OSError as error:
                 raise self._no_room(self._part.unwritable(error)) from error
