@@ -64,15 +64,44 @@ class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     """The kind's own settings, checked against its type. Never secrets: descriptors are logged and shown."""
 
 
+def descriptor_of(fields: object) -> VolumeDescriptor:
+    """A descriptor that comes from outside, as JSON has it, checked but for its path. Raises `VolumeError`.
+
+    It names the field, and not what stands in a field that there is none of: that may be a secret.
+    """
+    if isinstance(fields, dict):
+        unknown = sorted(set(map(str, fields)) - set(VolumeDescriptor.__struct_fields__))
+        if unknown:
+            known = ", ".join(VolumeDescriptor.__struct_fields__)
+            raise VolumeError(f"descriptor has no field {unknown[0]!r}; give {known}")
+    try:
+        descriptor = msgspec.convert(fields, VolumeDescriptor)
+    except msgspec.ValidationError as error:
+        raise VolumeError(f"descriptor: {error}; correct it") from error
+    check(descriptor)
+    return descriptor
+
+
 def validate(
     descriptor: VolumeDescriptor, allowed_roots: Sequence[Path], *, use: PathUse = "required"
 ) -> Path | None:
     """The file or folder that `descriptor` means, absolute and without symbolic links; None where it has none.
 
-    Reads the file system to resolve links; changes nothing. Raises `VolumeError` with the field, its value and the
-    remedy: a field of another type, an id, number or watermark out of range, or a path that ends up outside every
-    allowed root.
+    Reads the file system to resolve links; changes nothing. Raises `VolumeError` as `check` does, and for a path that
+    ends up outside every allowed root.
     """
+    check(descriptor)
+    name = f"volume {descriptor.id!r}"
+    if use == "none" and descriptor.path:
+        raise VolumeError(f"{name}: kind {descriptor.kind!r} takes no path; remove {descriptor.path!r}")
+    if use != "required" and not descriptor.path:
+        return None
+    return _resolve_inside(name, descriptor.path, allowed_roots)
+
+
+def check(descriptor: VolumeDescriptor) -> None:
+    """Look at everything but the path and what only its kind knows. Raises `VolumeError` with the field, its value and
+    the remedy: a field of another type, an id, number or watermark out of range."""
     name = f"volume {descriptor.id!r}"
     try:  # made in Python, it has whatever types its maker gave it
         msgspec.convert(msgspec.to_builtins(descriptor), VolumeDescriptor)
@@ -103,11 +132,6 @@ def validate(
         raise VolumeError(f"{name}: {len(descriptor.tenants)} tenants are given; {TENANTS_MAX} are the most")
     if len(descriptor.options) > OPTIONS_MAX:
         raise VolumeError(f"{name}: {len(descriptor.options)} options are given; {OPTIONS_MAX} are the most")
-    if use == "none" and descriptor.path:
-        raise VolumeError(f"{name}: kind {descriptor.kind!r} takes no path; remove {descriptor.path!r}")
-    if use != "required" and not descriptor.path:
-        return None
-    return _resolve_inside(name, descriptor.path, allowed_roots)
 
 
 def _resolve_inside(name: str, path: str, allowed_roots: Sequence[Path]) -> Path:
