@@ -41,23 +41,17 @@ class MovesQuery(Query):
     tenant: str | None = Field(None, min_length=1, max_length=256, description="Only of this tenant's blocks.")
 
 
-class BlocksQuery(Query):
-    after: str | None = Field(None, max_length=512, description="`next_cursor` of the page before.")
-    limit: Limit = 100
-    volume: str | None = Field(None, min_length=1, max_length=64, description="Only blocks on this volume.")
-    tier: int | None = Field(None, ge=1, le=4, description="Only blocks in this tier: 1 for G1 to 4 for G4.")
-    tenant: str | None = Field(None, min_length=1, max_length=256, description="Only this tenant's blocks.")
-    hash_prefix: str | None = Field(
-        None, pattern=r"^[0-9a-f]{1,32}$", description="First hex digits (lower case) of the sequence hash."
-    )
-
-
 class EventsQuery(Query):
     from_position: int | None = Field(
         None, ge=1, le=2**63 - 1, description="First log position; the newest entries where it is left out."
     )
     limit: Limit = 100
     kind: EntryKind | None = Field(None, description="Only entries of this kind.")
+    producer: str | None = Field(
+        None, pattern=r"^[0-9a-f]{16}$", description="Only batches of this producer: its id, 16 hex digits."
+    )
+    source: str = Field("", max_length=256, description="Only batches that came by this source.")
+    until_position: int | None = Field(None, ge=1, le=2**63 - 1, description="Last log position.")
 
 
 class SamplesQuery(Query):

@@ -13,10 +13,9 @@ from advisor.access.identity import Scope
 from advisor.api.access import identity_of, needs
 from advisor.api.feed import LiveFeed
 from advisor.api.problems import documented
-from advisor.api.queries import BlocksQuery, CompactionsQuery, EventsQuery, ListQuery, MovesQuery, SamplesQuery
+from advisor.api.queries import CompactionsQuery, EventsQuery, ListQuery, MovesQuery, SamplesQuery
 from advisor.views import (
     AdvisorReader,
-    BlockPage,
     Check,
     CompactionsView,
     EventsPage,
@@ -86,17 +85,6 @@ def api_routes(reader: AdvisorReader) -> APIRouter:
     def volumes(query: Annotated[ListQuery, Query()], response: Response) -> list[VolumeView]:
         return first_rows(reader.volumes(), query.limit, response)
 
-    @routes.get("/blocks", summary="Blocks, a page at a time", responses=documented(400, 422))
-    def blocks(query: Annotated[BlocksQuery, Query()]) -> BlockPage:
-        try:
-            return reader.blocks(
-                after=query.after, limit=query.limit, volume=query.volume, tier=query.tier,
-                tenant=query.tenant, hash_prefix=query.hash_prefix,
-            )
-        except ValueError as error:
-            detail = f"after was {query.after!r}: {error}; give the next_cursor of the page before, unchanged"
-            raise HTTPException(400, detail) from error
-
     @routes.get("/moves", summary="Moves and refusals, newest first", responses=documented(400, 422))
     def moves(query: Annotated[MovesQuery, Query()]) -> MovesView:
         try:
@@ -118,7 +106,11 @@ def api_routes(reader: AdvisorReader) -> APIRouter:
     @routes.get("/events", summary="Entries of the event log", responses=documented(422))
     async def events(query: Annotated[EventsQuery, Query()]) -> EventsPage:
         kind = None if query.kind is None else query.kind.value
-        return await reader.events(from_position=query.from_position, limit=query.limit, kind=kind)
+        producer = None if query.producer is None else int(query.producer, 16)
+        return await reader.events(
+            from_position=query.from_position, limit=query.limit, kind=kind, producer=producer, source=query.source,
+            until_position=query.until_position,
+        )
 
     @routes.get("/samples", summary="One sample a second, oldest first", responses=documented(422))
     def samples(query: Annotated[SamplesQuery, Query()]) -> list[Sample]:

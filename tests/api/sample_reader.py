@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from advisor.moves import OPEN_STATES
 from advisor.settings import PolicySettings
 from advisor.views import (
     BlockPage,
@@ -245,6 +246,8 @@ class SampleReader:
         self.comparison_view = _comparison()
         self.compactions_view = _compactions()
         self.summaries_read = 0
+        self.scans_short = False
+        """Pages of blocks end early."""
 
     @classmethod
     def empty(cls) -> SampleReader:
@@ -272,7 +275,8 @@ class SampleReader:
 
     def blocks(
         self, *, after: str | None = None, limit: int = 100, volume: str | None = None, tier: int | None = None,
-        tenant: str | None = None, hash_prefix: str | None = None,
+        tenant: str | None = None, hash_prefix: str | None = None, namespace_id: int | None = None,
+        touches: tuple[int, int] | None = None, age_s: tuple[float, float] | None = None,
     ) -> BlockPage:
         start = 0
         if after is not None:
@@ -286,7 +290,12 @@ class SampleReader:
             and (tier is None or any(placement.tier == tier for placement in block.placements))
             and (tenant is None or block.tenant == tenant)
             and (hash_prefix is None or block.hash.startswith(hash_prefix))
+            and (namespace_id is None or int(block.namespace_id, 16) == namespace_id)
+            and (touches is None or touches[0] <= block.touches <= touches[1])
+            and (age_s is None or age_s[0] <= (NOW_US - block.last_touch_us) / 1e6 <= age_s[1])
         ]
+        if self.scans_short:
+            return BlockPage(blocks=found[start : start + 1], next_cursor=f"after-{start + 1}", scanned_all=False)
         end = start + limit
         return BlockPage(blocks=found[start:end], next_cursor=f"after-{end}" if end < len(found) else None)
 
@@ -297,7 +306,8 @@ class SampleReader:
         moves = [
             move
             for move in self.moves_view.moves
-            if state in (None, move.state) and kind in (None, move.kind)
+            if (state in (None, move.state) or (state == "open" and move.state in OPEN_STATES))
+            and kind in (None, move.kind)
             and (volume is None or volume in (move.source, move.target)) and tenant in (None, move.tenant)
         ]  # fmt: skip
         if after is None:
@@ -347,10 +357,20 @@ class SampleReader:
             reason=f"load {half} of {len(hashes)} blocks", blocks=blocks,
         )  # fmt: skip
 
-    async def events(self, from_position: int | None = None, limit: int = 100, kind: str | None = None) -> EventsPage:
-        found = [event for event in self.event_views if kind is None or event.kind == kind]
+    async def events(
+        self, from_position: int | None = None, limit: int = 100, kind: str | None = None, *,
+        producer: int | None = None, source: str = "", until_position: int | None = None,
+    ) -> EventsPage:
+        found = [
+            event for event in self.event_views
+            if kind in (None, event.kind) and source in ("", event.source)
+            and (producer is None or int(event.producer, 16) == producer)
+            and (until_position is None or event.position <= until_position)
+        ]
         if from_position is None:
-            return EventsPage(events=found[-limit:], next_position=None)
+            shown = found[-limit:]
+            earlier = shown[0].position - 1 if len(found) > limit else None
+            return EventsPage(events=shown, next_position=None, earlier_until=earlier)
         found = [event for event in found if event.position >= from_position]
         more = found[limit].position if len(found) > limit else None
         return EventsPage(events=found[:limit], next_position=more)

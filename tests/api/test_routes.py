@@ -76,7 +76,7 @@ def test_block_filters_reach_the_reader(client: Direct) -> None:
     wanted = {"hash_prefix": block_hash(7)[:12], "volume": "nvme-a", "tier": 3}
     page = client.get("/api/v1/blocks", params=wanted).json()
     assert [block["hash"] for block in page["blocks"]] == [block_hash(7)]
-    assert client.get("/api/v1/blocks", params={"tenant": "nobody"}).json() == {"blocks": [], "next_cursor": None}
+    assert client.get("/api/v1/blocks", params={"tenant": "nobody"}).json() ["blocks"] == []
     assert client.get("/api/v1/blocks", params={"tier": 4}).json()["blocks"] == []
 
 
