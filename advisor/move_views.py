@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from advisor.fold import Fold
 from advisor.index import Key
-from advisor.moves import Move
+from advisor.moves import OPEN_STATES, Move
 from advisor.views import MovesView, MoveView, RefusalView
 
 DRY = "dry"
 """Shown as the state of a move that a dry run planned."""
+OPEN = "open"
+"""Asked for as a state: any that a move has not ended in."""
 
 Place = tuple[int, int, str]
 """A move's place in the list: when it changed, when it was planned, its id."""
@@ -37,7 +39,7 @@ def moves_view(
         (_place(move), shown, move)
         for move, shown in _shown(fold)
         if (before is None or _place(move) < before)
-        and state in (None, shown)
+        and (state in (None, shown) or (state == OPEN and shown in OPEN_STATES))
         and kind in (None, str(move.kind))
         and (volume is None or volume in (move.source, move.target))
         and (tenant is None or tenant_of(fold, move.key) == tenant)

@@ -71,6 +71,9 @@ TRANSITIONS: dict[MoveKind, dict[MoveState, dict[Trigger, MoveState]]] = {
 }
 """States without an entry are final."""
 
+OPEN_STATES = frozenset(state for table in TRANSITIONS.values() for state in table)
+"""States that a move has not ended in."""
+
 FREES_SOURCE = frozenset({MoveKind.DEMOTE, MoveKind.DROP, MoveKind.DELETE})
 
 CANCELLED_IN = frozenset({MoveState.PLANNED, MoveState.COPYING, MoveState.VERIFIED})

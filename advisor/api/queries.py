@@ -33,8 +33,8 @@ class CompactionsQuery(Query):
 class MovesQuery(Query):
     after: str | None = Field(None, max_length=512, description="`next_cursor` of the page before.")
     limit: Limit = MOVES_ROWS
-    state: MoveState | Literal["dry"] | None = Field(
-        None, description="Only moves in this state; `dry`: those that a dry run planned."
+    state: MoveState | Literal["dry", "open"] | None = Field(
+        None, description="Only moves in this state; `open`: that have not ended; `dry`: that a dry run planned."
     )
     kind: MoveKind | None = Field(None, description="Only moves of this kind.")
     volume: str | None = Field(None, min_length=1, max_length=64, description="Only from or to this volume.")

@@ -48,6 +48,7 @@ class NavigationEntry:
 
 NAVIGATION = (
     NavigationEntry("overview", "/", "Overview"),
+    NavigationEntry("moves", "/moves", "Moves"),
     NavigationEntry("producers", "/producers", "Producers"),
     NavigationEntry("docs", "/docs", "API"),
 )

@@ -17,6 +17,7 @@ from advisor.api.feed import LiveFeed
 from advisor.api.parts import AdminParts
 from advisor.api.routes import stream_place
 from advisor.web.page_login import login_routes
+from advisor.web.page_moves import moves_routes
 from advisor.web.page_producers import producers_routes
 from advisor.web.pages import Pages
 
@@ -39,6 +40,7 @@ def page_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRouter:
         return HTMLResponse(pages.docs(who))
 
     routes.include_router(login_routes(pages, parts))
+    routes.include_router(moves_routes(pages, parts, feed))
     routes.include_router(producers_routes(pages, parts, feed))
 
     @routes.get(

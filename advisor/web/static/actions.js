@@ -6,6 +6,7 @@
 // data-done: said when it is done. data-refresh="#id": that part is shown anew, else the page. data-then="/path": goes there.
 "use strict";
 (() => {
+  const SAID = "said";
   const answer = document.getElementById("answer");
   const dialog = document.getElementById("confirm");
   // Of requests that nobody answered: sent again with the same key, they are not done twice.
@@ -52,9 +53,13 @@
         location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
         return;
       }
-      say(told.ok ? done || `${label}: done.` : `${label}: refused. ${told.detail}`, told.ok ? "ok" : "bad");
-      if (!told.ok) return;
+      if (!told.ok) {
+        say(`${label}: refused. ${told.detail}`, "bad");
+        return;
+      }
+      say(done || `${label}: done.`, "ok");
       element.dispatchEvent(new CustomEvent("answered", { bubbles: true, detail: told.body }));
+      if (then || !document.querySelector(refresh || "none")) sessionStorage.setItem(SAID, answer.querySelector("span").textContent);
       if (then) location.assign(then);
       else await window.refresh(refresh);
     } catch (error) {
@@ -98,6 +103,11 @@
       dialog.addEventListener("close", () => resolve(dialog.returnValue === "go"), { once: true });
     });
   }
+
+  // What was said before the page came anew is said on the next one.
+  const before = sessionStorage.getItem(SAID);
+  sessionStorage.removeItem(SAID);
+  if (before) say(before, "ok");
 
   function say(text, tone = "") {
     answer.className = `answer ${tone}`;
