@@ -347,10 +347,9 @@ class ServiceReader:
             fold = self._service.fold
             volumes = [volume.as_read() for volume in fold.volumes.values() if not volume.away]
             allowed = namespaces_of(fold, tenant, namespace_id)
-            looked_in = namespace_id if allowed is None or namespace_id in allowed else NO_NAMESPACE
-            if namespace_id is None:
-                known = fold.namespaces if allowed is None else allowed
-                namespace_id = looked_in = namespace_of(fold.index, volumes, list(known), group, hashes)
+            known = list(fold.namespaces) if allowed is None else allowed
+            # Another tenant's namespace, when a tenant is given, is as one that has none of the blocks.
+            looked_in = namespace_of(fold.index, volumes, known, group, hashes)
             advice = advise_load(
                 fold.index,
                 volumes,
@@ -360,7 +359,7 @@ class ServiceReader:
                 block_tokens,
                 fold.limits.prefill_tokens_per_s if prefill_tokens_per_s is None else prefill_tokens_per_s,
             )
-        return _load_view(namespace_id, hashes, advice)
+        return _load_view(looked_in if namespace_id is None else namespace_id, hashes, advice)
 
     async def events(
         self,
