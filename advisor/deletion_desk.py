@@ -40,18 +40,19 @@ class ServiceDeletions:
                 raise NothingSuch(f"the deletion of {scope} was overtaken by another order: ask again")
             return _view(taken), taken.deletion_id == deletion_id
 
-    def get(self, deletion_id: str) -> DeletionView:
+    def get(self, deletion_id: str, tenant: str = "") -> DeletionView:
         """See `AdvisorDeletions.get`."""
         with self._service.lock:
             deletion = self._table.get(deletion_id)
-            if deletion is None:
+            if deletion is None or not self._is_of(deletion, tenant):
                 raise NothingSuch(f"there is no deletion {deletion_id!r}: GET /api/v1/deletions lists them")
             return _view(deletion)
 
-    def page(self, after: str | None = None, limit: int = 100) -> DeletionPage:
+    def page(self, after: str | None = None, limit: int = 100, tenant: str = "") -> DeletionPage:
         """See `AdvisorDeletions.page`."""
         with self._service.lock:
-            newest = [*reversed(self._table.open.values()), *reversed(self._table.finished)]
+            kept = [*reversed(self._table.open.values()), *reversed(self._table.finished)]
+            newest = [deletion for deletion in kept if self._is_of(deletion, tenant)]
             newest.sort(key=lambda deletion: -deletion.requested_us)
             start = 0
             if after is not None:
@@ -64,7 +65,7 @@ class ServiceDeletions:
             return DeletionPage(
                 deletions=[_view(deletion) for deletion in shown],
                 next_cursor=shown[-1].deletion_id if more else None,
-                refused=self._refused(),
+                refused=[refused for refused in self._refused() if tenant in ("", refused.tenant)],
             )
 
     def abandon(self, deletion_id: str, actor: str) -> DeletionView:
@@ -84,6 +85,12 @@ class ServiceDeletions:
         with self._service.lock:
             self._table.require_enabling(tenant)
             return self._refused()
+
+    def _is_of(self, deletion: Deletion, tenant: str) -> bool:
+        """A deletion of one namespace is its tenant's, as long as that is known."""
+        scope = deletion.scope
+        namespace = self._service.fold.namespaces.get(scope.namespace_id)
+        return tenant in ("", scope.tenant) or (namespace is not None and namespace.tenant == tenant)
 
     def _refused(self) -> list[RefusedTenantView]:
         return [

@@ -76,8 +76,10 @@ class AdvisorDeletions(Protocol):
     def order(self, scope: Scope, actor: str) -> tuple[DeletionView, bool]:
         """A deletion of `scope`, and whether it is a fresh one: False where one of the same is open already."""
 
-    def get(self, deletion_id: str) -> DeletionView: ...
-    def page(self, after: str | None = None, limit: int = 100) -> DeletionPage:
+    def get(self, deletion_id: str, tenant: str = "") -> DeletionView:
+        """`tenant`: only that one's deletions are known; empty: all."""
+
+    def page(self, after: str | None = None, limit: int = 100, tenant: str = "") -> DeletionPage:
         """Raises `ValueError` for a bad cursor."""
 
     def abandon(self, deletion_id: str, actor: str) -> DeletionView: ...

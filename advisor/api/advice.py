@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 
-from advisor.access.identity import Scope
+from advisor.access.identity import Identity, Scope
 from advisor.api.access import needs
 from advisor.api.problems import documented
 from advisor.views import AdvisorReader, LoadAdviceView
@@ -38,15 +38,18 @@ class LoadQuestion(BaseModel):
 
 def advice_routes(reader: AdvisorReader) -> APIRouter:
     """`/api/v1/advice`: nothing is changed by asking."""
-    routes = APIRouter(prefix="/api/v1/advice", tags=["advice"], dependencies=[Depends(needs(Scope.READ))])
+    routes = APIRouter(prefix="/api/v1/advice", tags=["advice"])
 
     @routes.post("/load", summary="Load a prompt's blocks, or compute them", responses=documented(422))
-    def load(question: LoadQuestion) -> LoadAdviceView:
+    def load(
+        question: LoadQuestion, who: Annotated[Identity, Depends(needs(Scope.READ, tenants=True))]
+    ) -> LoadAdviceView:
+        """One that sees a single tenant is answered with that tenant's blocks, whatever it asks for."""
         return reader.load_advice(
             [int(each, 16) for each in question.hashes],
             block_tokens=question.block_tokens,
             namespace_id=None if question.namespace_id is None else int(question.namespace_id, 16),
-            tenant=question.tenant,
+            tenant=who.tenant or question.tenant,
             group=question.group,
             prefill_tokens_per_s=question.prefill_tokens_per_s,
         )

@@ -19,8 +19,8 @@ from advisor.deletions import IllegalDeletion, Scope
 
 DeletionId = Annotated[str, Path(max_length=64)]
 Admin = Annotated[Identity, Depends(needs(AccessScope.ADMIN))]
-
-READ = [Depends(needs(AccessScope.READ))]
+Reader = Annotated[Identity, Depends(needs(AccessScope.READ, tenants=True))]
+"""One that sees a single tenant is answered with that tenant's deletions."""
 
 
 class DeletionsQuery(Parameters):
@@ -72,18 +72,16 @@ def deletion_routes(deletions: AdvisorDeletions) -> APIRouter:
         response.status_code = 202 if is_fresh else 200
         return view
 
-    @routes.get("/deletions", summary="Deletions, newest first, and refused tenants", responses=documented(400, 422),
-                dependencies=READ)
-    def page(query: Annotated[DeletionsQuery, Query()]) -> DeletionPage:
+    @routes.get("/deletions", summary="Deletions, newest first, and refused tenants", responses=documented(400, 422))
+    def page(query: Annotated[DeletionsQuery, Query()], who: Reader) -> DeletionPage:
         try:
-            return deletions.page(query.after, query.limit)
+            return deletions.page(query.after, query.limit, who.tenant)
         except ValueError as error:
             raise HTTPException(400, f"after was {query.after!r}: {error}") from error
 
-    @routes.get("/deletions/{deletion_id}", summary="How far a deletion is", responses=documented(404, 422),
-                dependencies=READ)
-    def one(deletion_id: DeletionId) -> DeletionView:
-        return done(lambda: deletions.get(deletion_id))
+    @routes.get("/deletions/{deletion_id}", summary="How far a deletion is", responses=documented(404, 422))
+    def one(deletion_id: DeletionId, who: Reader) -> DeletionView:
+        return done(lambda: deletions.get(deletion_id, who.tenant))
 
     @routes.post(
         "/deletions/{deletion_id}/abandon",

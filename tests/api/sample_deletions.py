@@ -36,20 +36,22 @@ class SampleDeletions:
         self.asked.append((scope, actor))
         return view("d-3", scope, actor, "requested"), True
 
-    def get(self, deletion_id: str) -> DeletionView:
+    def get(self, deletion_id: str, tenant: str = "") -> DeletionView:
         for each in self.views:
-            if each.id == deletion_id:
+            if each.id == deletion_id and tenant in ("", each.tenant):
                 return each
         raise NothingSuch(f"there is no deletion {deletion_id!r}: GET /api/v1/deletions lists them")
 
-    def page(self, after: str | None = None, limit: int = 100) -> DeletionPage:
-        ids = [each.id for each in self.views]
+    def page(self, after: str | None = None, limit: int = 100, tenant: str = "") -> DeletionPage:
+        views = [each for each in self.views if tenant in ("", each.tenant)]
+        ids = [each.id for each in views]
         if after is not None and after not in ids:
             raise ValueError(f"no deletion {after!r} is kept: begin at the first page")
         start = 0 if after is None else ids.index(after) + 1
-        shown = self.views[start : start + limit]
-        more = start + limit < len(self.views)
-        return DeletionPage(deletions=shown, next_cursor=shown[-1].id if more else None, refused=self._refused())
+        shown = views[start : start + limit]
+        more = start + limit < len(views)
+        refused = [each for each in self._refused() if tenant in ("", each.tenant)]
+        return DeletionPage(deletions=shown, next_cursor=shown[-1].id if more else None, refused=refused)
 
     def abandon(self, deletion_id: str, actor: str) -> DeletionView:
         if self.get(deletion_id).state == "done":

@@ -111,6 +111,12 @@ def test_service_answers_for_the_namespace_that_has_the_blocks_at_the_rate_measu
     assert answer.first_token_s == pytest.approx(2 * BYTES / 5e8 + 0.1)
     other = reader.load_advice([1, 2], block_tokens=100, tenant="forge", prefill_tokens_per_s=1_000.0)
     assert (other.load_blocks, other.blocks[0].volume) == (1, "slow")
+    unknown, others = (
+        reader.load_advice([1, 2], block_tokens=100, tenant="forge", namespace_id=each.namespace_id)
+        for each in (Namespace(tenant="nowhere"), TENANT)
+    )
+    assert others.model_copy(update={"namespace_id": unknown.namespace_id}) == unknown
+    assert others.load_blocks == 0
     nobody = reader.load_advice([77], block_tokens=100, tenant="harbor")
     assert (nobody.namespace_id, nobody.load_blocks) == ("", 0)
 
