@@ -14,11 +14,11 @@ import typer
 
 from advisor.access.service_door import open_door
 from advisor.actions import ServiceActions
-from advisor.audit_desk import ServiceAudit
-from advisor.block_desk import ServiceBlocks
 from advisor.api.app import create_app
 from advisor.api.parts import AdminParts
 from advisor.api.server import AdminServer, open_socket
+from advisor.audit_desk import ServiceAudit
+from advisor.block_desk import ServiceBlocks
 from advisor.deletion_desk import ServiceDeletions
 from advisor.exposition import render_metrics
 from advisor.plan_actions import ServicePlans
@@ -30,8 +30,8 @@ from advisor.recording_desk import RecordingDesk
 from advisor.replay_desk import ReplayDesk
 from advisor.service import AdvisorService
 from advisor.settings import load_settings
-from advisor.volume_desk import ServiceVolumes
 from advisor.usage_desk import ServiceUsage
+from advisor.volume_desk import ServiceVolumes
 
 
 def serve(

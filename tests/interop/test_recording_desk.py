@@ -193,7 +193,7 @@ def test_a_trace_is_taken_in_and_counted(service: AdvisorService, desk: Recordin
         (b"", "bad is empty: give a capture"),
         (b"<html>no</html>", "bad starts with b'<html>no', like no capture, recording or trace"),
         (b"SQLite format 3\x00" + bytes(100), "bad starts with b'SQLite f'"),
-        (b"PAR1" + bytes(50) + b"PAR1", "bad cannot be read (Couldn),
+        (b"PAR1" + bytes(50) + b"PAR1", "bad cannot be read (Couldn't deserialize"),
         (TRACE + b"{no json\n", "bad, line 11 is no request"),
     ],
 )
