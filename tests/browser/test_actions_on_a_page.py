@@ -102,8 +102,9 @@ def test_request_without_an_answer_is_sent_again_with_its_key(chromium: Browser,
 def test_a_session_that_ended_sends_to_the_login(chromium: Browser, served: Served) -> None:
     page = opened(chromium, served.url).page
     page.route("**/api/v1/pause", lambda route: route.fulfill(status=401, json={"detail": "log in"}))
-    with_button(page, "POST /api/v1/pause").click()
-    page.wait_for_url("**/login?next=%2F")
+    button = with_button(page, "POST /api/v1/pause")
+    with page.expect_request("**/login?next=%2F"):
+        button.click()
     page.context.close()
 
 
