@@ -286,7 +286,7 @@ class Fold:
                 if control.volume in self.volumes:
                     self.compactions.learn(control.volume, control.fragmentation)
             case SettingsEntry():
-                self._apply_settings(control)
+                self._apply_settings(control, position)
             case VolumeEntry():
                 self._apply_volume(control)
             case OperatorEntry():
@@ -300,7 +300,7 @@ class Fold:
         orders = self._deletion_orders(position)
         if "" in self.paused:
             return Plan()
-        self.plans.lapse(self.now_us, self.limits.approve_within_s)
+        self.plans.lapse(self.now_us, position, self.limits.approve_within_s)
         if self.plans.waiting is None:
             plan = self._plan_after_shadows(orders)
             self._note_refusals(plan)
@@ -513,14 +513,14 @@ class Fold:
         ]
         self.compactions.abort(why, self.now_us, wanted)
 
-    def _apply_settings(self, entry: SettingsEntry) -> None:
+    def _apply_settings(self, entry: SettingsEntry, position: int) -> None:
         before = self.limits
         self.settings = entry.settings
         self.file_settings, self.changed_settings = entry.file, entry.changed
         self.policy_version = entry.policy_version
         self.limits = msgspec.convert(entry.settings.get("policy", {}), Limits, strict=False)
         if self.plans.waiting is not None and self.limits != before:
-            self.plans.end(PlanTrigger.WITHDRAW, self.now_us)
+            self.plans.end(PlanTrigger.WITHDRAW, self.now_us, position)
         if self.limits.dry_run:
             self._abort("dry run", [move for move in self.moves.open.values() if move.state is MoveState.PLANNED])
         if self.limits.dry_run or not self.limits.compaction:
@@ -640,29 +640,29 @@ class Fold:
             self.require_unpaused()
         if entry.action == "apply":
             if self.plans.waiting is not None:
-                self.plans.end(PlanTrigger.WITHDRAW, self.now_us, entry.actor)
+                self.plans.end(PlanTrigger.WITHDRAW, self.now_us, position, entry.actor)
             plan = self._plan_after_shadows()
             self._note_refusals(plan)
             self.plans_digest = _digest([self.plans_digest, position, *_plan_rows(plan)])
             self.plans.hold(HeldPlan(str(position), self.now_us, self._moves_of(plan, position), [], 0))
-            self._open_held(entry.actor)
+            self._open_held(entry.actor, position)
         elif entry.action == "retry":
             self.moves.add([self.retried(entry.move, entry.actor, f"{position}-0")])
         else:
             self.plans.require_waiting(entry.move, self.now_us, self.limits.approve_within_s)
             if entry.action == "approve":
-                self._open_held(entry.actor)
+                self._open_held(entry.actor, position)
             else:
-                self.plans.end(PlanTrigger.REJECT, self.now_us, entry.actor)
+                self.plans.end(PlanTrigger.REJECT, self.now_us, position, entry.actor)
 
     def require_unpaused(self) -> None:
         """Raises `IllegalPlanStep` while all moves are paused."""
         if "" in self.paused:
             raise IllegalPlanStep("all moves are paused by an operator: POST /api/v1/resume first")
 
-    def _open_held(self, actor: str) -> None:
+    def _open_held(self, actor: str, position: int) -> None:
         """Open the moves of the plan that waits, as far as they are possible now."""
-        held = self.plans.end(PlanTrigger.APPROVE, self.now_us, actor)
+        held = self.plans.end(PlanTrigger.APPROVE, self.now_us, position, actor)
         plan = self.reopened(held.moves)
         possible = {proposal.block.key for proposal in plan.proposals}
         moves = [move for move in held.moves if move.key in possible]

@@ -109,6 +109,7 @@ class _HeldPlan(msgspec.Struct, array_like=True):
     state: PlanState
     actor: str
     decided_us: int
+    decided_at: int
     opened: list[str]
     opened_total: int
 
@@ -306,7 +307,7 @@ def _from_plan(plan: HeldPlan) -> _HeldPlan:
     refusals = [_Refusal(plan.planned_us, _from_key(r.key), r.volume, r.reason) for r in plan.refusals]
     return _HeldPlan(
         plan.plan_id, plan.planned_us, [_from_move(move) for move in plan.moves], refusals, plan.refused, plan.state,
-        plan.actor, plan.decided_us, plan.opened, plan.opened_total,
+        plan.actor, plan.decided_us, plan.decided_at, plan.opened, plan.opened_total,
     )  # fmt: skip
 
 
@@ -314,5 +315,5 @@ def _to_plan(plan: _HeldPlan) -> HeldPlan:
     refusals = [Refusal(_to_key(r.key), r.volume, r.reason) for r in plan.refusals]
     return HeldPlan(
         plan.plan_id, plan.planned_us, [_to_move(move) for move in plan.moves], refusals, plan.refused, plan.state,
-        plan.actor, plan.decided_us, plan.opened, plan.opened_total,
+        plan.actor, plan.decided_us, plan.decided_at, plan.opened, plan.opened_total,
     )  # fmt: skip

@@ -103,7 +103,7 @@ class PlannedMove(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanMade:
-    """What a tick planned. `dry`: it will not be carried out."""
+    """What a tick planned, or a person approved of what one had. `dry`: it will not be carried out."""
 
     position: int
     now_us: int
@@ -240,8 +240,8 @@ class HookDesk:
             if batch is not None and batch.kind in (BatchKind.EVENTS, BatchKind.SNAPSHOT_CHUNK):
                 self._tell_events(entry, batch, EventType.STORE, "on_store")
                 self._tell_events(entry, batch, EventType.REMOVE, "on_remove")
-            elif entry.kind is EntryKind.TICK and self._wanting["on_plan"]:
-                self._tell_plan(entry.position)
+            elif self._wanting["on_plan"]:
+                self._tell_plan(entry)
 
     def _tell_events(self, entry: LogEntry, batch: Batch, kind: EventType, method: str) -> None:
         if not self._wanting[method]:
@@ -252,13 +252,21 @@ class HookDesk:
             for thread in self._wanting[method]:
                 thread.offer(method, events)
 
-    def _tell_plan(self, position: int) -> None:
+    def _tell_plan(self, entry: LogEntry) -> None:
+        """Of a tick what it planned, of an operator's approval what that opened."""
+        if entry.kind not in (EntryKind.TICK, EntryKind.OPERATOR):
+            return
         with self._lock:
-            moves, now_us = self._fold.moves, self._fold.now_us
-            dry = self._fold.limits.dry_run
-            planned = [_planned(move) for move in moves.planned_at(position, dry=dry)]
-        if planned:
-            plan = PlanMade(position, now_us, dry, tuple(planned))
+            moves, plans, now_us = self._fold.moves, self._fold.plans, self._fold.now_us
+            if entry.kind is EntryKind.TICK:
+                position, dry = entry.position, self._fold.limits.dry_run
+                planned = moves.planned_at(position, dry=dry)
+            else:
+                position, dry = plans.approved_at(entry.position), False
+                planned = [move for move in moves.planned_at(position, dry=dry) if not move.deletion]
+            told = tuple(_planned(move) for move in planned)
+        if told:
+            plan = PlanMade(position, now_us, dry, told)
             for thread in self._wanting["on_plan"]:
                 thread.offer("on_plan", plan)
 

@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import takewhile
 
 from advisor.errors import AdvisorError
 from advisor.index import Key
@@ -163,9 +162,9 @@ class MoveTable:
             self.dry_total += 1
 
     def planned_at(self, position: int, *, dry: bool) -> list[Move]:
-        """What the tick at `position`, the last one, planned and is open still; of a dry run all that is kept."""
-        newest = reversed(self.dry) if dry else reversed(self.open.values())
-        return list(takewhile(lambda move: move.move_id.startswith(f"{position}-"), newest))[::-1]
+        """What was planned at `position` and is open still; of a dry run all that is kept."""
+        known = self.dry if dry else self.open.values()
+        return [move for move in known if move.move_id.startswith(f"{position}-")]
 
     def last_ended(self, move_id: str) -> Move | None:
         """Of the finished moves that are kept."""

@@ -107,7 +107,7 @@ class ServicePlans:
         with self._service.lock:
             fold = self._service.fold
             plan = fold.plans.get(plan_id)
-            if plan is None or plan.actor != entry.actor:
+            if plan is None or plan.decided_at != position:
                 fold.require_unpaused()
                 self._require_waiting(plan_id)
                 raise ActionRefused(f"plan {plan_id} was overtaken by another action: see GET /api/v1/plan")

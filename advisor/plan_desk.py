@@ -67,6 +67,8 @@ class HeldPlan:
     state: PlanState = PlanState.WAITING
     actor: str = ""
     decided_us: int = 0
+    decided_at: int = 0
+    """Log position of what decided it."""
     opened: list[str] = field(default_factory=list)
     """Ids of the first moves that were opened."""
     opened_total: int = 0
@@ -89,6 +91,11 @@ class PlanDesk:
         known = [*self.ended, *([self.waiting] if self.waiting is not None else [])]
         return next((plan for plan in reversed(known) if plan.plan_id == plan_id), None)
 
+    def approved_at(self, position: int) -> int:
+        """Id of the plan that was approved at a log position; 0 where none was."""
+        approved = (plan for plan in self.ended if plan.state is PlanState.APPROVED and plan.decided_at == position)
+        return next((int(plan.plan_id) for plan in approved), 0)
+
     def require_waiting(self, plan_id: str, now_us: int, within_s: float) -> HeldPlan:
         """The plan that waits, if it is that one. Raises `IllegalPlanStep`."""
         plan = self.waiting
@@ -101,18 +108,18 @@ class PlanDesk:
             raise IllegalPlanStep(f"plan {plan_id} has lapsed, {NOT_DECIDED}: wait for the next one")
         return plan
 
-    def lapse(self, now_us: int, within_s: float) -> None:
+    def lapse(self, now_us: int, position: int, within_s: float) -> None:
         """Drop what waits for longer."""
         if self.waiting is not None and has_lapsed(self.waiting, now_us, within_s):
-            self.end(PlanTrigger.LAPSE, now_us)
+            self.end(PlanTrigger.LAPSE, now_us, position)
 
-    def end(self, trigger: PlanTrigger, now_us: int, actor: str = "") -> HeldPlan:
+    def end(self, trigger: PlanTrigger, now_us: int, position: int, actor: str = "") -> HeldPlan:
         """Decide on the plan that waits; it keeps its moves for the caller to open. Raises `IllegalPlanStep`."""
         plan = self.waiting
         state = None if plan is None else TRANSITIONS.get(plan.state, {}).get(trigger)
         if plan is None or state is None:
             raise IllegalPlanStep(f"no plan waits that could take {trigger}")
-        plan.state, plan.actor, plan.decided_us = state, actor, now_us
+        plan.state, plan.actor, plan.decided_us, plan.decided_at = state, actor, now_us, position
         plan.refusals, plan.refused = [], 0
         self.ended.append(plan)
         self.waiting = None
@@ -129,7 +136,7 @@ class PlanDesk:
     def described(self) -> list[Any]:
         """For a digest."""
         return [
-            [p.plan_id, p.planned_us, p.state, p.actor, p.decided_us, p.refused, p.opened, p.opened_total]
+            [p.plan_id, p.planned_us, p.state, p.actor, p.decided_us, p.decided_at, p.refused, p.opened, p.opened_total]
             + [[move.move_id, f"{move.key.sequence_hash:x}"] for move in p.moves]
             + [[f"{refusal.key.sequence_hash:x}", refusal.volume, refusal.reason] for refusal in p.refusals]
             for p in [*self.ended, *([self.waiting] if self.waiting is not None else [])]
