@@ -13,6 +13,8 @@ from sample_plans import SamplePlans
 from sample_policies import SamplePolicies
 from sample_prefixes import SamplePrefixes
 from sample_reader import SampleReader
+from sample_recordings import SampleRecordings
+from sample_replays import SampleReplays
 from sample_usage import SampleUsage
 from sample_volumes import SampleVolumes
 
@@ -31,6 +33,6 @@ def sample_parts(**others: Any) -> AdminParts:
         config=lambda: CONFIG, actions=SampleActions(), plans=SamplePlans(), policies=SamplePolicies(),
         deletions=SampleDeletions(), prefixes=SamplePrefixes(), blocks=SampleBlocks(), audit=SampleAudit(),
         usage=SampleUsage(),
-        volumes=SampleVolumes(),
+        volumes=SampleVolumes(), recordings=SampleRecordings(), replays=SampleReplays(),
     )
     return replace(parts, **others)
