@@ -24,8 +24,8 @@ TOKEN_CHARACTERS_MAX = 16_384
 _FORM = re.compile(r"kva_([0-9a-f]{12})_([A-Za-z0-9_-]{43})", re.ASCII)
 _NOBODYS_DIGEST = hashlib.sha256(secrets.token_bytes(32)).hexdigest()
 
-TokenId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}$")]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+TokenId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}\Z")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")]
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,7 +34,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: TokenId
     name: Name
     scope: Literal["read", "plan", "operate", "admin"]
-    digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+    digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     created_us: int
     expires_us: int = 0
     tenant: Annotated[str, msgspec.Meta(max_length=256)] = ""
