@@ -48,6 +48,9 @@ class NavigationEntry:
 
 NAVIGATION = (
     NavigationEntry("overview", "/", "Overview"),
+    NavigationEntry("volumes", "/volumes", "Volumes", "volumes"),
+    NavigationEntry("prefixes", "/prefixes", "Prefixes", "prefixes"),
+    NavigationEntry("blocks", "/blocks", "Blocks"),
     NavigationEntry("moves", "/moves", "Moves"),
     NavigationEntry("producers", "/producers", "Producers"),
     NavigationEntry("docs", "/docs", "API"),

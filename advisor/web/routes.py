@@ -16,6 +16,7 @@ from advisor.api.access import needs
 from advisor.api.feed import LiveFeed
 from advisor.api.parts import AdminParts
 from advisor.api.routes import stream_place
+from advisor.web.page_blocks import blocks_routes
 from advisor.web.page_login import login_routes
 from advisor.web.page_moves import moves_routes
 from advisor.web.page_producers import producers_routes
@@ -40,7 +41,10 @@ def page_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRouter:
         return HTMLResponse(pages.docs(who))
 
     routes.include_router(login_routes(pages, parts))
+    routes.include_router(blocks_routes(pages, parts, feed))
+    routes.include_router(volumes_routes(pages, parts, feed))
     routes.include_router(moves_routes(pages, parts, feed))
+    routes.include_router(prefixes_routes(pages, parts, feed))
     routes.include_router(producers_routes(pages, parts, feed))
 
     @routes.get(
