@@ -97,8 +97,8 @@ class OidcVerifier:
 
     def admitted(self, text: str) -> Admission:
         """Blocks where keys are fetched. Raises `NotAdmitted`."""
-        if len(text) > TOKEN_CHARACTERS_MAX:
-            raise NotAdmitted(f"a token of {len(text)} characters")
+        if len(text) > TOKEN_CHARACTERS_MAX or not text.isascii():
+            raise NotAdmitted(f"{len(text)} characters that are no token of an issuer's")
         try:
             # Before any key is looked for: the header is the attacker's word.
             header = jwt.get_unverified_header(text)
@@ -109,7 +109,8 @@ class OidcVerifier:
                 audience=self._settings.audience, issuer=self._settings.issuer, leeway=LEEWAY_S,
                 options={"require": _CLAIMS, "strict_aud": False},
             )
-        except jwt.PyJWTError as error:
+        # Without a signature yet, a header may be nested as deep as it is long.
+        except (jwt.PyJWTError, RecursionError) as error:
             raise NotAdmitted(f"a token of the issuer's: {error}") from error
         except OidcError as error:
             _log.warning("a token of the issuer's cannot be checked", reason=str(error))
