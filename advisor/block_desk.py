@@ -43,7 +43,9 @@ class ServiceBlocks:
         with self._service.lock:
             # Looked up anew: a row that was freed meanwhile may be another tenant's block by now.
             fresh = [index.get(block.key) for block in found]
-            return [_detail(self._service.fold, block) for block in fresh if block is not None]
+            shown = [_detail(self._service.fold, block) for block in fresh if block is not None]
+        # A move's id begins with its position, which counts what all write.
+        return shown if tenant is None else [detail.model_copy(update={"open_move": ""}) for detail in shown]
 
     def _rows(self, sequence_hash: int, namespace_id: int | None, tenant: str | None) -> list[BlockRow]:
         with self._service.lock:

@@ -237,6 +237,7 @@ class Trail:
             producer="" if batch is None else self._producer_name(batch.producer, entry.source),
             epoch="" if batch is None else f"{batch.epoch:x}",
             hits=0,
-            move=move,
+            # A move's id begins with its position.
+            move=move if self._sought.tenant is None else "",
             text=text,
         )

@@ -20,7 +20,7 @@ class BlockDetail(View):
     """Hashes, the newest first, the first 100. `block.children` counts them all; one that is placed nowhere counts too,
     where it has children of its own."""
     open_move: str
-    """Id of the move that is under way; empty where none is."""
+    """Id of the move that is under way; empty where none is, and for whoever sees one tenant alone."""
 
 
 class BlockStep(View):
@@ -42,7 +42,8 @@ class BlockStep(View):
     hits: int
     """Uses, of `accessed`."""
     move: str
-    """Its id; empty where the step is of none, or of one of several that is not known any more."""
+    """Its id; empty where the step is of none, or of one of several that is not known any more; never shown to whoever
+    sees one tenant alone."""
     text: str
     """One sentence, with the reason."""
 

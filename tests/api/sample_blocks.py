@@ -84,7 +84,7 @@ class SampleBlocks:
         ]
         shown = steps[: min(limit, STEPS_A_LOOK)]
         is_complete = len(shown) == len(steps)
-        hidden = {} if tenant is None else {"position": None}
+        hidden = {} if tenant is None else {"position": None, "move": ""}
         return HistoryPage(
             steps=[step.model_copy(update=hidden) for step in shown],
             next_before=None if is_complete else str(shown[-1].position),

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from advisor.block_desk import ServiceBlocks
 from advisor.deletion_desk import ServiceDeletions
 from advisor.entries import OperatorEntry
 from advisor.errors import NothingSuch
+from advisor.index import Key
+from advisor.moves import Move, MoveKind
 from advisor.policies.instant_moves import InstantFold
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings
@@ -59,6 +62,15 @@ def test_count_in_slices_is_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
             for placed in block.placements)
         for place in range(len(index.places))
     ]
+
+
+def test_block_shows_its_tenant_no_position_of_the_log(tmp_path: Path) -> None:
+    fold = shelf()
+    key = Key(ACME[0].namespace_id, 0, 2)
+    fold.fold.moves.add([Move("4711-0", MoveKind.PROMOTE, key, "slow", "fast", 1_000, "hot", 5, 5)])
+    blocks = ServiceBlocks(serving(tmp_path, fold))
+    assert [each.open_move for each in blocks.named(2, tenant="acme")] == [""]
+    assert [each.open_move for each in blocks.named(2, namespace_id=ACME[0].namespace_id)] == ["4711-0"]
 
 
 def test_deletions_of_others_are_as_none(tmp_path: Path) -> None:
