@@ -119,6 +119,10 @@ class InstantFold:
     def tick(self, now_us: int) -> list[Move]:
         """Plan, and carry out all of it. Returns the moves."""
         self.log(Tick(now_us))
+        return self.carry_out_open()
+
+    def carry_out_open(self) -> list[Move]:
+        """All moves that are open."""
         moves = list(self.fold.moves.open.values())
         for kind in STEPS:
             self._carry_out([move for move in moves if move.kind is kind])
