@@ -16,7 +16,7 @@ from advisor.access.service_door import open_door
 from advisor.actions import ServiceActions
 from advisor.api.app import create_app
 from advisor.api.parts import AdminParts
-from advisor.api.server import AdminServer, open_socket
+from advisor.api.server import AdminServer, open_socket, require_certificate
 from advisor.audit_desk import ServiceAudit
 from advisor.block_desk import ServiceBlocks
 from advisor.deletion_desk import ServiceDeletions
@@ -44,6 +44,7 @@ def serve(
     if parent is not None:
         die_with_parent(parent)
     settings = load_settings(config, os.environ)
+    require_certificate(settings.api)
     # The port first: whoever finds it taken has not touched the log yet.
     listener = open_socket(settings.api.host, settings.api.port, asks_login=settings.api.login == "required")
     with (

@@ -54,9 +54,8 @@ class AdminServer(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket, api: ApiSettings | None = None) -> None:
-        """`api` says whether with TLS, and which proxies' word for a client's address is taken. Raises `ApiError`."""
+        """`api` says whether with TLS, and which proxies' word for a client's address is taken."""
         settings = api or ApiSettings()
-        _require_certificate(settings)
         super().__init__(
             uvicorn.Config(
                 app, log_config=None, access_log=False, server_header=False, ws="none",
@@ -82,7 +81,8 @@ class AdminServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _require_certificate(settings: ApiSettings) -> None:
+def require_certificate(settings: ApiSettings) -> None:
+    """Raises `ApiError` where TLS is asked for with files that cannot be used."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return
     for file in (settings.tls_cert_file, settings.tls_key_file):
