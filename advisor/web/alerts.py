@@ -15,7 +15,7 @@ NAMED_MAX = 3
 _PAGES = {"source": "/producers", "hook": "/producers", "agent": "/volumes"}
 """The page that helps with a check, by the first word of its name."""
 
-_EXPECTED = ("healthy", "paused", "drain", "agent unreachable")
+_EXPECTED = ("healthy", "paused", "being drained", "drained", "agent unreachable")
 """How a volume's state begins where nobody is needed, or where the agent's own check says it."""
 
 

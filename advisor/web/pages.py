@@ -53,6 +53,7 @@ NAVIGATION = (
     NavigationEntry("blocks", "/blocks", "Blocks"),
     NavigationEntry("moves", "/moves", "Moves"),
     NavigationEntry("producers", "/producers", "Producers"),
+    NavigationEntry("replay", "/replay", "Replay", "replays"),
     NavigationEntry("docs", "/docs", "API"),
 )
 """The pages, in order. A page's file adds its line here."""

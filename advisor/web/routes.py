@@ -19,7 +19,10 @@ from advisor.api.routes import stream_place
 from advisor.web.page_blocks import blocks_routes
 from advisor.web.page_login import login_routes
 from advisor.web.page_moves import moves_routes
+from advisor.web.page_prefixes import prefixes_routes
 from advisor.web.page_producers import producers_routes
+from advisor.web.page_volumes import volumes_routes
+from advisor.web.page_replay import replay_routes
 from advisor.web.pages import Pages
 
 Reader = Annotated[Identity, Depends(needs(Scope.READ))]
@@ -46,6 +49,7 @@ def page_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRouter:
     routes.include_router(moves_routes(pages, parts, feed))
     routes.include_router(prefixes_routes(pages, parts, feed))
     routes.include_router(producers_routes(pages, parts, feed))
+    routes.include_router(replay_routes(pages, parts, feed))
 
     @routes.get(
         "/live",

@@ -32,9 +32,17 @@
       if (field.type === "checkbox") body[field.name] = field.checked;
       else if (field.type === "radio" ? !field.checked : field.value === "") continue;
       else if (field.type === "number" || field.dataset.type === "number") body[field.name] = Number(field.value);
-      else body[field.name] = field.dataset.type === "json" ? JSON.parse(field.value) : field.value;
+      else body[field.name] = field.dataset.type === "json" ? fromJson(field) : field.value;
     }
     return body;
+  }
+
+  function fromJson(field) {
+    try {
+      return JSON.parse(field.value);
+    } catch (error) {
+      throw new Error(`${field.name} is no JSON: ${error.message}`);
+    }
   }
 
   async function act(element, body, submitter = element) {
