@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from advisor.settings_section import Section
+from advisor.settings_section import Section, Url
 
 ScopeWord = Literal["read", "plan", "operate", "admin"]
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -24,7 +24,7 @@ class OidcSettings(Section):
 
     issuer: str = ""
     audience: str = ""
-    jwks_url: str = ""
+    jwks_url: Url = ""
     jwks_file: Path | None = None
     algorithms: tuple[Algorithm, ...] = ("RS256", "ES256")
     name_claim: str = Field(default="sub", min_length=1)
@@ -38,8 +38,6 @@ class OidcSettings(Section):
     @classmethod
     def _private(cls, url: str) -> str:
         parts = urlsplit(url)
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("it holds a user or password: keys are public, leave them out")
         near = parts.scheme == "http" and is_loopback(parts.hostname or "")
         if url and not (near or (parts.scheme == "https" and parts.hostname)):
             raise ValueError("what tells good tokens from bad must not be changed on its way: give an https:// URL")

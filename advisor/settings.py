@@ -21,7 +21,7 @@ from advisor.api_settings import ApiSettings
 from advisor.errors import SettingsError
 from advisor.policies.eviction import EVICTIONS
 from advisor.policies.registry import PolicyUnknown, policy_named, policy_version
-from advisor.settings_section import Section
+from advisor.settings_section import Section, Url
 from advisor.shadow import BLOCKS_MAX
 from advisor.shadow_comparison import LIVE, SHADOWS_MAX
 from event_plane.credentials import Credentials
@@ -62,8 +62,8 @@ class SourceSettings(NatsIdentity):
     """A stream of events to subscribe to."""
 
     name: Name
-    url: str
-    resend_url: str = ""
+    url: Url
+    resend_url: Url = ""
     """Empty: the port after `url`'s."""
     dialect: Literal[
         "auto", "kvadvisor", "vllm", "sglang", "trtllm", "dynamo", "dynamo-kvbm", "mooncake"
@@ -102,7 +102,7 @@ class LogSettings(Section):
     """Where the event log is kept and how much of it."""
 
     kind: Literal["sql", "segments"] = "sql"
-    url: str = ""
+    url: Url = ""
     """Of `sql`: empty is `log.db` in the directory; `postgresql://user@host/database` keeps it off this host."""
     password_file: Path | None = None
     retention_bytes: int = Field(default=20_000_000_000, ge=0)
@@ -115,7 +115,7 @@ class AgentSettings(NatsIdentity):
     """A storage agent whose volumes this advisor manages."""
 
     name: Name
-    command_url: str = Field(min_length=1)
+    command_url: Url = Field(min_length=1)
     timeout_s: float = Field(default=10.0, gt=0, le=3_600)
     mover: Literal["agent", "published"] = "agent"
     """`published`: `command_url` is where plans are published to an array that moves blocks by itself."""
@@ -148,7 +148,7 @@ class TracesSettings(Section):
     """Spans for OpenTelemetry, with the extra `otel`."""
 
     enabled: bool = False
-    endpoint: str = ""
+    endpoint: Url = ""
     """Where spans go, over HTTP; empty: as the environment's `OTEL_EXPORTER_OTLP_ENDPOINT` says."""
 
 

@@ -40,7 +40,7 @@ OIDC = {"issuer": "https://i", "audience": "kv", "jwks_url": "https://i/keys", "
         ({**LOGIN, "oidc": {**OIDC, "jwks_file": "keys"}}, "give either jwks_url or jwks_file"),
         ({**LOGIN, "oidc": {**OIDC, "jwks_url": "http://i/keys"}}, "give an https:// URL"),
         ({**LOGIN, "oidc": {**OIDC, "jwks_url": "file:///etc/passwd"}}, "give an https:// URL"),
-        ({**LOGIN, "oidc": {**OIDC, "jwks_url": "https://u:p@i/keys"}}, "holds a user or password"),
+        ({**LOGIN, "oidc": {**OIDC, "jwks_url": "https://u:p@i/keys"}}, "holds a password or key: move it to a file"),
         ({**LOGIN, "oidc": {**OIDC, "scopes": {}}}, "scopes is empty"),
         ({**LOGIN, "oidc": {**OIDC, "scopes": {"a": "root"}}}, "'read', 'plan', 'operate' or 'admin'"),
         ({**LOGIN, "oidc": {**OIDC, "algorithms": ["HS256"]}}, "should be 'RS256'"),
@@ -83,6 +83,11 @@ def test_files_are_found_beside_the_settings_and_scopes_come_from_the_environmen
 @pytest.mark.parametrize(
     "line",
     ['url = "nats://u:planted@h/s"', 'url = "zmq://u:planted@h:1"', 'url = "https://h/x?token=planted"',
+     'url = "zmq+tcp://u:planted@h:1"', 'url = "zmq+tcp://h:1"\nresend_url = "zmq+tcp://u:planted@h:1"',
+     'url = "zmq+tcp://h:1"\n[log]\nurl = "postgresql://u:planted@h/kv"',
+     'url = "zmq+tcp://h:1"\n[log]\nurl = "postgresql://u@h/kv?password=planted"',
+     'url = "zmq+tcp://h:1"\n[[agents]]\nname = "a"\ncommand_url = "nats://u:planted@h/s"',
+     'url = "zmq+tcp://h:1"\n[traces]\nendpoint = "https://u:planted@h"',
      'url = "zmq+tcp://u:plan/planted@h"'],
 )  # fmt: skip
 def test_a_setting_that_is_refused_is_shown_without_its_secret(tmp_path: Path, line: str) -> None:
