@@ -21,8 +21,8 @@ from advisor.web.page_login import login_routes
 from advisor.web.page_moves import moves_routes
 from advisor.web.page_prefixes import prefixes_routes
 from advisor.web.page_producers import producers_routes
-from advisor.web.page_volumes import volumes_routes
 from advisor.web.page_replay import replay_routes
+from advisor.web.page_volumes import volumes_routes
 from advisor.web.pages import Pages
 
 Reader = Annotated[Identity, Depends(needs(Scope.READ))]
