@@ -26,6 +26,7 @@ from advisor.api.guard import Guard
 from advisor.api.idempotency import Idempotency
 from advisor.api.identity import identity_routes
 from advisor.api.measuring import Measuring
+from advisor.api.openapi import DescribedApp, operation_id
 from advisor.api.parts import AdminParts
 from advisor.api.plan import plan_routes
 from advisor.api.policies import policy_change_routes, policy_routes
@@ -65,9 +66,10 @@ def create_app(parts: AdminParts) -> FastAPI:
             answers.close()
 
     # FastAPI's own /docs loads its scripts from another host; `page_routes` has one that loads ours.
-    app = FastAPI(
+    app = DescribedApp(
         title="kvadvisor", version=version("kvadvisor"), description=DESCRIPTION,
         docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan,
+        generate_unique_id_function=operation_id,
     )
     app.state.feed = feed
     problems.install(app)
