@@ -51,7 +51,7 @@ def policy_change_routes(policies: AdvisorPolicies) -> APIRouter:
         """A JSON merge patch: fields that are left out stay, null goes back to the file's. It outlives a restart."""
 
         def accepts(view: PoliciesView) -> bool:
-            return if_match is None or names_etag(if_match, etag_of(_body(view)))
+            return if_match is None or names_etag(if_match, etag_of_policies(view))
 
         return _answer(done(lambda: policies.change(who.name, patch, accepts)))
 
@@ -61,6 +61,11 @@ def policy_change_routes(policies: AdvisorPolicies) -> APIRouter:
         return _answer(done(lambda: policies.go_back(who.name)))
 
     return routes
+
+
+def etag_of_policies(view: PoliciesView) -> str:
+    """What `If-Match` of a change may name."""
+    return etag_of(_body(view))
 
 
 def _body(view: PoliciesView) -> bytes:

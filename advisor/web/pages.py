@@ -54,6 +54,7 @@ NAVIGATION = (
     NavigationEntry("moves", "/moves", "Moves"),
     NavigationEntry("producers", "/producers", "Producers"),
     NavigationEntry("replay", "/replay", "Replay", "replays"),
+    NavigationEntry("settings", "/settings", "Settings"),
     NavigationEntry("docs", "/docs", "API"),
 )
 """The pages, in order. A page's file adds its line here."""

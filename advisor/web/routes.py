@@ -22,6 +22,7 @@ from advisor.web.page_moves import moves_routes
 from advisor.web.page_prefixes import prefixes_routes
 from advisor.web.page_producers import producers_routes
 from advisor.web.page_replay import replay_routes
+from advisor.web.page_settings import settings_routes
 from advisor.web.page_volumes import volumes_routes
 from advisor.web.pages import Pages
 
@@ -50,6 +51,7 @@ def page_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRouter:
     routes.include_router(prefixes_routes(pages, parts, feed))
     routes.include_router(producers_routes(pages, parts, feed))
     routes.include_router(replay_routes(pages, parts, feed))
+    routes.include_router(settings_routes(pages, parts, feed))
 
     @routes.get(
         "/live",

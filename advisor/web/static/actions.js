@@ -79,14 +79,16 @@
   }
 
   // One request: {ok, status, body, detail}. Throws a sentence where no answer came.
-  async function request(method, path, body) {
+  // `headers`: more of them, as If-Match.
+  async function request(method, path, body, headers = {}) {
     const what = `${method} ${path} ${body}`;
     const key = unanswered.get(what) ?? hexDigits();
     unanswered.set(what, key);
     let told;
     try {
       told = await fetch(path, {
-        method, body, headers: { "Content-Type": "application/json", "Idempotency-Key": key, Accept: "application/json" },
+        method, body,
+        headers: { ...headers, "Content-Type": "application/json", "Idempotency-Key": key, Accept: "application/json" },
       });
     } catch {
       throw new Error("no answer came, so it may be done or not. Look, then press again: it is not done twice.");
