@@ -594,6 +594,8 @@ def _sentence(entry: LogEntry) -> Iterator[str]:
             yield f"{actor}: abandon {deletion}"
         case OperatorEntry(actor=actor, action="enable", tenant=tenant):
             yield f"{actor}: enable tenant {tenant}"
+        case OperatorEntry(actor=actor, action="watermarks", volume=volume, low_watermark=low, high_watermark=high):
+            yield f"{actor}: watermarks {volume}, {low:.3g} to {high:.3g} of its capacity"
         case OperatorEntry(actor=actor, action=action, volume=volume, detail=""):
             yield f"{actor}: {action} {volume or 'all moves'}"
         case OperatorEntry(actor=actor, action=action, volume=volume, detail=detail):
