@@ -8,12 +8,7 @@ from collections.abc import Iterator
 from advisor.fold import Fold
 from advisor.index import Key
 from advisor.moves import OPEN_STATES, Move
-from advisor.views import MovesView, MoveView, RefusalView
-
-DRY = "dry"
-"""Shown as the state of a move that a dry run planned."""
-OPEN = "open"
-"""Asked for as a state: any that a move has not ended in."""
+from advisor.views import DRY, OPEN, MovesView, MoveView, RefusalView
 
 Place = tuple[int, int, str]
 """A move's place in the list: when it changed, when it was planned, its id."""

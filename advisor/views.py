@@ -12,6 +12,11 @@ from pydantic import BaseModel, ConfigDict
 
 from advisor.settings import PolicySettings, ShadowSettings
 
+DRY = "dry"
+"""Shown as the state of a move that a dry run planned."""
+OPEN = "open"
+"""Asked for as a move's state: any that it has not ended in."""
+
 
 class View(BaseModel):
     model_config = ConfigDict(frozen=True)

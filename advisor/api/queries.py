@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from advisor.entries import EntryKind
 from advisor.moves import MoveKind, MoveState
+from advisor.views import DRY, OPEN
 
 ANSWER_ROWS_MAX = 1000
 SAMPLES_SECONDS_MAX = 3600
@@ -26,6 +27,20 @@ class ListQuery(Query):
 MOVES_ROWS = 50
 
 
+STATES = (*map(str, MoveState), DRY, OPEN)
+
+
+def _known_state(state: str) -> str:
+    if state not in STATES:
+        raise ValueError(f"choose one of {', '.join(STATES)}")
+    return state
+
+
+ShownState = Annotated[
+    str, AfterValidator(_known_state), WithJsonSchema({"type": "string", "enum": list(STATES), "title": "State"})
+]
+
+
 class CompactionsQuery(Query):
     limit: Limit = MOVES_ROWS
 
@@ -33,7 +48,7 @@ class CompactionsQuery(Query):
 class MovesQuery(Query):
     after: str | None = Field(None, max_length=512, description="`next_cursor` of the page before.")
     limit: Limit = MOVES_ROWS
-    state: MoveState | Literal["dry", "open"] | None = Field(
+    state: ShownState | None = Field(
         None, description="Only moves in this state; `open`: that have not ended; `dry`: that a dry run planned."
     )
     kind: MoveKind | None = Field(None, description="Only moves of this kind.")

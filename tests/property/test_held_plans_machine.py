@@ -1,4 +1,4 @@
-"""Whatever is ticked, approved, rejected, applied and tried again: one plan waits at most, and a move is opened once."""
+"""Whatever is ticked, approved, rejected and tried again: one plan waits at most, and a move is opened once."""
 
 from __future__ import annotations
 
