@@ -63,7 +63,7 @@ def test_the_tree_is_walked_by_click_and_keyboard_and_says_what_it_shows(chromiu
     page.locator(".crumbs").get_by_text("All groups").click()
     expect(page.locator("#here")).to_have_text("All groups")
     page.get_by_role("link", name="heat", exact=True).click()
-    expect(page.locator(".icicle rect.heat5")).not_to_have_count(0)
+    expect(page.locator(".icicle rect.heat3")).not_to_have_count(0)
     expect(page.locator(".icicle rect.g1")).to_have_count(0)
     page.locator("#explorer tbody a").nth(2).click()
     is_at(page, BOT)
