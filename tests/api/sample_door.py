@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ class SampleDoor:
         self.doorkeeper = Doorkeeper(
             tokens=self.tokens, issuer=issuer, note=self._note, count=self.counted.append, now_us=lambda: self.now_us
         )
-        self.client = Direct(SampleReader(), doorkeeper=self.doorkeeper, **parts)
+        self._parts = parts
+
+    @cached_property
+    def client(self) -> Direct:
+        return Direct(SampleReader(), doorkeeper=self.doorkeeper, **self._parts)
 
     def _note(self, who: Identity, action: str, detail: str) -> None:
         self.noted.append((who.name, action, detail))

@@ -20,7 +20,7 @@ class Served:
 
     def __init__(self, reader: AdvisorReader, port: int = 0, **parts: Any) -> None:
         app = create_app(sample_parts(reader=reader, **parts))
-        self._server = AdminServer(app, open_socket("127.0.0.1", port))
+        self._server = AdminServer(app, open_socket("127.0.0.1", port), parts.get("api"))
         self._thread = threading.Thread(target=self._run, name="served")
         self._thread.start()
 

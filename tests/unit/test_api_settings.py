@@ -92,6 +92,6 @@ def test_files_are_found_beside_the_settings_and_scopes_come_from_the_environmen
 )  # fmt: skip
 def test_a_setting_that_is_refused_is_shown_without_its_secret(tmp_path: Path, line: str) -> None:
     (tmp_path / "a.toml").write_text(f'directory = "state"\n[[sources]]\nname = "a"\n{line}\n')
-    with pytest.raises(SettingsError, match="url") as refused:
+    with pytest.raises(SettingsError, match=r"\*\*\*|holds a user|cannot be read") as refused:
         load_settings(tmp_path / "a.toml", {})
     assert "planted" not in str(refused.value)
