@@ -100,7 +100,7 @@ def _describe(about: dict[str, Any], path: str, method: str, needs: list[Needs])
 
 
 def _add_examples(document: dict[str, Any]) -> None:
-    """Examples of `examples.json`, by the name of the schema; a list's is of one."""
+    """Examples of `examples.json`, by the name of a schema or the title of one without a name; a list's is of one."""
     examples: dict[str, Any] = json.loads(files("advisor.api").joinpath("examples.json").read_text("utf-8"))
     schemas = document["components"]["schemas"]
     for name in examples.keys() & schemas.keys():
@@ -112,3 +112,5 @@ def _add_examples(document: dict[str, Any]) -> None:
                 item = schema.get("items", {}).get("$ref", "").rpartition("/")[2]
                 if item in examples:
                     schema["examples"] = [[examples[item]]]
+                elif schema.get("title") in examples:
+                    schema["examples"] = [examples[schema["title"]]]
