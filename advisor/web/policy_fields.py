@@ -60,6 +60,10 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
 """Every field of `PolicySettings`, in groups, in the order of the page."""
 
 
+RANGES_SAID = 1e6
+"""A range that reaches higher is no help to a person."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyField:
     """A setting as the page shows it. `value` and `default` as JSON says them, `shown` with its unit.
@@ -79,6 +83,13 @@ class PolicyField:
     highest: str = ""
     is_whole: bool = False
 
+    @property
+    def range(self) -> str:
+        """What it may be, where that is worth saying: `1 to 86 400`."""
+        if not self.highest or float(self.highest) >= RANGES_SAID:
+            return ""
+        return f"{_number_text(float(self.lowest or 0))} to {_number_text(float(self.highest))}"
+
 
 def policy_fields(view: PoliciesView) -> dict[str, list[PolicyField]]:
     """All settings of the planner, by group."""
@@ -93,7 +104,7 @@ def _field(name: str, meaning: Meaning, view: PoliciesView) -> PolicyField:
         name=name,
         meaning=meaning,
         kind="choice" if choices else _kind(about),
-        value=value if isinstance(value, str) else json.dumps(value),
+        value=_json_text(value),
         shown=shown_value(value, meaning.unit),
         default=shown_value(default, meaning.unit),
         is_changed=name in view.changed_here,
@@ -102,6 +113,13 @@ def _field(name: str, meaning: Meaning, view: PoliciesView) -> PolicyField:
         highest=_bound(about, "le"),
         is_whole=about.annotation is int,
     )
+
+
+def _json_text(value: Any) -> str:
+    """A word as it is, all else as JSON; 600.0 as 600."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _json_of(policy: PolicySettings, name: str) -> Any:
@@ -129,5 +147,8 @@ def shown_value(value: Any, unit: str) -> str:
         return json.dumps(value) if value else "none"
     if unit.startswith("bytes"):
         return formats.size(value) + unit.removeprefix("bytes")
-    number = formats.exact(value) if isinstance(value, int) else f"{value:,.6g}".replace(",", formats.NARROW_SPACE)
-    return f"{number} {unit}"
+    return f"{_number_text(value)} {unit}"
+
+
+def _number_text(value: float) -> str:
+    return f"{value:,.6g}".replace(",", formats.NARROW_SPACE)
