@@ -64,7 +64,7 @@ def prefixes(fold: InstantFold, tmp_path_factory: pytest.TempPathFactory) -> Ser
     return desk
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(prefixes: ServicePrefixes) -> Direct:
     return Direct(SampleReader(), prefixes=prefixes)
 
@@ -217,3 +217,20 @@ def test_a_picture_is_shared_and_made_anew_when_it_is_old_and_let_go_when_nobody
     assert WAIT_S < 0.5
     while keeper.newest() == 0:
         pass
+
+
+def test_the_page_of_one_that_sees_a_tenant_alone_names_no_other_and_has_no_filter(prefixes: ServicePrefixes) -> None:
+    forge = seen_by(prefixes, "forge")
+    page = forge.get("/prefixes?tenant=acme").text
+    assert "Groups of forge" in page
+    assert h(31) not in page
+    assert 'name="tenant"' not in page
+    assert "This prefix is not there" in forge.get(f"/prefixes?{at(ACME, 10)}").text
+    everybody = Direct(SampleReader(), prefixes=prefixes)
+    assert "This prefix is not there" not in everybody.get(f"/prefixes?{at(ACME, 10)}").text
+
+
+def test_without_the_part_there_is_no_page_and_no_route() -> None:
+    client = Direct(SampleReader(), prefixes=None)
+    assert [client.get(path).status_code for path in ("/prefixes", "/api/v1/prefixes", TREE)] == [404] * 3
+    assert 'href="/prefixes"' not in client.get("/").text
