@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from advisor.access.service_door import open_door
+from advisor.access.service_door import open_door, require_door
 from advisor.actions import ServiceActions
 from advisor.api.app import create_app
 from advisor.api.parts import AdminParts
@@ -45,6 +45,7 @@ def serve(
         die_with_parent(parent)
     settings = load_settings(config, os.environ)
     require_certificate(settings.api)
+    require_door(settings)
     # The port first: whoever finds it taken has not touched the log yet.
     listener = open_socket(settings.api.host, settings.api.port, asks_login=settings.api.login == "required")
     with (

@@ -15,17 +15,23 @@ from advisor.entries import OperatorEntry
 from advisor.errors import AdvisorError
 from advisor.pipeline import StoppedError
 from advisor.service import AdvisorService
+from advisor.settings import AdvisorSettings
 
 _log = structlog.get_logger()
 
 
-def open_door(service: AdvisorService) -> Doorkeeper:
-    """Raises `TokensError` for a file of tokens that cannot be used, `OidcError` without PyJWT."""
-    api = service.settings.api
-    tokens = TokenFile(service.settings.directory)
-    is_open = api.login == "none"
-    if not is_open and not len(tokens.book()) and not api.oidc.issuer:
+def require_door(settings: AdvisorSettings) -> None:
+    """Before a service starts. Raises `TokensError` for a file of tokens that cannot be used, `OidcError` without
+    PyJWT."""
+    tokens = TokenFile(settings.directory).book()
+    _issuer(settings.api.oidc)
+    if settings.api.login == "required" and not len(tokens) and not settings.api.oidc.issuer:
         _log.warning("nobody can log in: make a token with kvadvisor token create")
+
+
+def open_door(service: AdvisorService) -> Doorkeeper:
+    """Of a running service. Raises as `require_door`."""
+    api = service.settings.api
 
     def note(who: Identity, action: str, detail: str) -> None:
         # A service that is stopping takes no more entries; who logs out meanwhile is out all the same.
@@ -33,8 +39,8 @@ def open_door(service: AdvisorService) -> Doorkeeper:
             service.submit(OperatorEntry(who.name, action, detail=detail))
 
     return Doorkeeper(
-        anonymous=LOCAL if is_open else None,
-        tokens=tokens,
+        anonymous=LOCAL if api.login == "none" else None,
+        tokens=TokenFile(service.settings.directory),
         issuer=_issuer(api.oidc),
         note=note,
         count=lambda by: service.metrics.refused_attempts.add(1.0, by),
