@@ -53,7 +53,7 @@ def create_app(parts: AdminParts) -> FastAPI:
     `app.state.feed` is the `LiveFeed`: whoever runs the app closes it before waiting for open connections to end
     (`advisor.api.server.AdminServer` does).
     """
-    feed = LiveFeed(parts.reader)
+    feed = LiveFeed(parts.reader, plans=parts.plans, volumes=parts.volumes)
     answers = None if parts.answers_file is None else RememberedFile(parts.answers_file)
 
     @asynccontextmanager

@@ -11,7 +11,9 @@ from starlette.concurrency import run_in_threadpool
 
 from advisor.api.errors import TooManyStreamsError
 from advisor.api.picture import Picture, take_picture
+from advisor.plan_views import AdvisorPlans
 from advisor.views import AdvisorReader
+from advisor.volume_views import AdvisorVolumes
 from advisor.web.alerts import Alert, Noticed
 
 STREAMS_MAX = 64
@@ -26,8 +28,14 @@ class LiveFeed:
     Lives on one event loop.
     """
 
-    def __init__(self, reader: AdvisorReader, interval_s: float = INTERVAL_S) -> None:
-        self._reader = reader
+    def __init__(
+        self,
+        reader: AdvisorReader,
+        interval_s: float = INTERVAL_S,
+        plans: AdvisorPlans | None = None,
+        volumes: AdvisorVolumes | None = None,
+    ) -> None:
+        self._reader, self._plans, self._volumes = reader, plans, volumes
         self._interval_s = interval_s
         self._closed = asyncio.Event()
         self._taking = asyncio.Lock()
@@ -54,7 +62,7 @@ class LiveFeed:
         """The newest picture, taken now if the last one is an interval old."""
         async with self._taking:
             if self._picture is None or time.monotonic() - self._taken_s >= self._interval_s * 0.9:
-                self._picture = await run_in_threadpool(take_picture, self._reader)
+                self._picture = await run_in_threadpool(take_picture, self._reader, self._plans, self._volumes)
                 self._taken_s = time.monotonic()
                 self._alerts = self._noticed.look(self._picture.alerts, time.time_ns() // 1000)
             return self._picture

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from advisor.errors import NothingSuch
+from advisor.plan_views import AdvisorPlans
 from advisor.views import (
     AdvisorReader,
     Check,
@@ -14,6 +18,7 @@ from advisor.views import (
     Summary,
     VolumeView,
 )
+from advisor.volume_views import AdvisorVolumes, ScrubView
 from advisor.web.alerts import Alert, alerts_of
 
 MOVES_READ = 256
@@ -38,9 +43,16 @@ class Picture:
     """Of all volumes and producers."""
 
 
-def take_picture(reader: AdvisorReader) -> Picture:
-    """Each part is consistent in itself; two parts may be a tick apart. Blocks: call it off the event loop."""
+def take_picture(
+    reader: AdvisorReader, plans: AdvisorPlans | None = None, desk: AdvisorVolumes | None = None
+) -> Picture:
+    """Each part is consistent in itself; two parts may be a tick apart. Blocks: call it off the event loop.
+
+    `plans` and `desk` add alerts of a plan that waits and of scrubs.
+    """
     summary, checks, volumes, producers = reader.summary(), reader.checks(), reader.volumes(), reader.producers()
+    pending = None if plans is None else plans.pending()
+    scrubs = [] if desk is None else _scrubs(desk, volumes)
     return Picture(
         summary=summary,
         volumes=volumes[:VOLUMES_SHOWN],
@@ -50,5 +62,13 @@ def take_picture(reader: AdvisorReader) -> Picture:
         checks=checks,
         comparison=reader.comparison(),
         producers_total=len(producers),
-        alerts=alerts_of(summary, checks, volumes, producers),
+        alerts=alerts_of(summary, checks, volumes, producers, pending, scrubs),
     )
+
+
+def _scrubs(desk: AdvisorVolumes, volumes: Sequence[VolumeView]) -> list[ScrubView]:
+    scrubs = []
+    for volume in volumes:
+        with suppress(NothingSuch):  # it was not scrubbed yet
+            scrubs.append(desk.scrub_of(volume.id))
+    return scrubs

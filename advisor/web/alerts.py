@@ -6,11 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
+from advisor.plan_views import PendingPlanView
 from advisor.views import Check, ProducerView, Summary, VolumeView
+from advisor.volume_views import ScrubView
 from advisor.web import formats
 
 NAMED_MAX = 3
 """Producers named in one alert; the page that it links to has all."""
+
+FULL_PATIENCE_S = 60.0
+"""To be past the high watermark for a while is how room is made."""
 
 _PAGES = {"source": "/producers", "hook": "/producers", "agent": "/volumes"}
 """The page that helps with a check, by the first word of its name."""
@@ -21,13 +26,16 @@ _EXPECTED = ("healthy", "paused", "being drained", "drained", "agent unreachable
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """`key` is the same as long as it is the same trouble. `since_us`: when it was first noticed; 0 before that."""
+    """`key` is the same as long as it is the same trouble. `since_us`: when it was first noticed; 0 before that.
+    `patience_s`: told from that age on only.
+    """
 
     key: str
     title: str
     text: str
     page: str
     since_us: int = 0
+    patience_s: float = 0.0
 
 
 class Noticed:
@@ -37,24 +45,31 @@ class Noticed:
         self._since_us: dict[str, int] = {}
 
     def look(self, alerts: Sequence[Alert], now_us: int) -> list[Alert]:
-        """`alerts` with `since_us`, the oldest first."""
+        """Those to be told now, with `since_us`, the oldest first."""
         self._since_us = {alert.key: self._since_us.get(alert.key, now_us) for alert in alerts}
-        return sorted(
-            (replace(alert, since_us=self._since_us[alert.key]) for alert in alerts),
-            key=lambda alert: alert.since_us,
-        )
+        dated = (replace(alert, since_us=self._since_us[alert.key]) for alert in alerts)
+        told = [alert for alert in dated if now_us - alert.since_us >= alert.patience_s * 1e6]
+        return sorted(told, key=lambda alert: alert.since_us)
 
 
 def alerts_of(
-    summary: Summary, checks: Sequence[Check], volumes: Sequence[VolumeView], producers: Sequence[ProducerView]
+    summary: Summary,
+    checks: Sequence[Check],
+    volumes: Sequence[VolumeView],
+    producers: Sequence[ProducerView],
+    pending: PendingPlanView | None = None,
+    scrubs: Sequence[ScrubView] = (),
 ) -> list[Alert]:
-    """Failing checks, volumes, producers, and a pause that somebody forgot: of all, not of those that a page shows."""
+    """Failing checks, volumes and their last scrubs, producers, a plan that waits, and a pause that somebody forgot: of
+    all, not of those that a page shows."""
     failing = [check for check in checks if not check.ok]
     told = {check.name for check in failing}
     return [
         *(_of_check(check) for check in failing),
         *(alert for volume in volumes for alert in _of_volume(volume, told)),
+        *(alert for scrub in scrubs for alert in _of_scrub(scrub)),
         *_of_producers(producers),
+        *_of_plan(pending),
         *_of_pause(summary),
     ]
 
@@ -79,9 +94,31 @@ def _of_volume(volume: VolumeView, told: set[str]) -> Iterator[Alert]:
     if volume.fill > volume.high_watermark:
         text = (
             f"{formats.percent(volume.fill)} full, above {formats.percent(volume.high_watermark)}: blocks leave by "
-            "themselves as fast as policy.moves_per_s lets them. If it stays so: raise the capacity or that rate."
+            "themselves, and come as fast. Raise its capacity or policy.moves_per_s, or see why its moves do not end."
         )
-        yield Alert(f"full {volume.id}", f"{volume.id} is past its high watermark", text, page)
+        title = f"{volume.id} stays past its high watermark"
+        yield Alert(f"full {volume.id}", title, text, page, patience_s=FULL_PATIENCE_S)
+
+
+def _of_scrub(scrub: ScrubView) -> Iterator[Alert]:
+    key, page = f"scrub {scrub.volume}", volume_page(scrub.volume)
+    if scrub.state == "failed":
+        text = f"{scrub.reason or 'it gave no reason'}. Mend that and scrub again."
+        yield Alert(key, f"The scrub of {scrub.volume} failed", text, page)
+    elif scrub.corrupt_blocks or scrub.unreadable_blocks:
+        text = (
+            f"Corrupt blocks, which were freed: {formats.count(scrub.corrupt_blocks)}; unreadable ones: "
+            f"{formats.count(scrub.unreadable_blocks)}; good ones: {formats.count(scrub.good_blocks)}. "
+            "Look at its medium; a clean scrub ends this."
+        )
+        yield Alert(key, f"The scrub of {scrub.volume} found faults", text, page)
+
+
+def _of_plan(pending: PendingPlanView | None) -> Iterator[Alert]:
+    if pending is not None:
+        moves, lapses = formats.count(pending.moves_total), formats.clock(pending.lapses_us)
+        text = f"{moves} moves. Approve or reject it by {lapses} UTC, when it lapses; no other plan is made meanwhile."
+        yield Alert(f"plan {pending.id}", f"Plan {pending.id} waits for a person", text, "/moves")
 
 
 def _may_be_away(volume: VolumeView) -> bool:

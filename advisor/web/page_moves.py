@@ -21,8 +21,8 @@ from advisor.web.paging import address
 PATH = "/moves"
 PLAN_PATH = "/moves/plan"
 
-MOVES_SHOWN = 100
-PLANNED_SHOWN = 200
+MOVES_SHOWN = 50
+PLANNED_SHOWN = 100
 REWRITES_READ = 64
 DELETIONS_READ = 100
 

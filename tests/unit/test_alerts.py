@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from sample_plans import SamplePlans
 from sample_reader import SampleReader
+from sample_volumes import SampleVolumes
 
 from advisor.api.picture import take_picture
 from advisor.views import Check
@@ -47,6 +49,28 @@ def test_an_optional_volume_and_one_that_a_check_names_are_told_once_or_not_at_a
     reader.check_views = [Check(name="volume nvme-b", ok=False, text="away: unplugged; plug it in")]
     assert list(alerts(reader)) == ["check volume nvme-b"]
     assert alerts(reader)["check volume nvme-b"].page == "/volumes/nvme-b"
+
+
+def test_a_plan_that_waits_and_scrubs_that_found_faults_or_failed_are_told() -> None:
+    reader, desk = SampleReader(), SampleVolumes()
+    reader.producer_views, reader.volume_views = [], reader.volume_views[:2]
+    failed = {"volume": "nvme-b", "state": "failed", "reason": "its agent left"}
+    desk.scrubs["nvme-b"] = desk.scrubs["nvme-a"].model_copy(update=failed)
+    found = {alert.key: alert for alert in take_picture(reader, SamplePlans(), desk).alerts}
+    assert list(found) == ["scrub nvme-a", "scrub nvme-b", "plan 40"]
+    faults = "Corrupt blocks, which were freed: 1; unreadable ones: 0; good ones: 834."
+    assert found["scrub nvme-a"].text.startswith(faults)
+    assert found["scrub nvme-b"].text == "its agent left. Mend that and scrub again."
+    assert found["plan 40"].page == "/moves"
+    desk.scrubs = {"nvme-a": desk.scrubs["nvme-a"].model_copy(update={"corrupt_blocks": 0})}
+    assert take_picture(reader, None, desk).alerts == []
+
+
+def test_what_mends_itself_is_told_when_it_lasts() -> None:
+    noticed, full = Noticed(), Alert("full a", "a", "", "", patience_s=60.0)
+    assert noticed.look([full], 0) == []
+    assert noticed.look([full], 59_000_000) == []
+    assert [alert.since_us for alert in noticed.look([full], 60_000_000)] == [0]
 
 
 def test_many_partial_producers_are_one_alert() -> None:
