@@ -58,7 +58,7 @@ def plan_compactions(
     now_us: int,
     out: frozenset[str],
 ) -> list[CompactionProposal]:
-    """One at most: of the first volume, by name, that is worth it. Those `out` are paused or away."""
+    """One at most: of the first volume, by name, that is worth it. Those `out` are paused, away or being drained."""
     for volume in sorted(volumes, key=lambda each: each.volume_id):
         layout = table.layouts.get(volume.volume_id)
         if layout is None or volume.volume_id in table.open:
@@ -91,7 +91,7 @@ def _why_not(
     if not limits.compaction:
         return "compaction is switched off"
     if volume.volume_id in out:
-        return "paused or away"
+        return "paused, away or being drained"
     if now_us < layout.rest_us:
         return f"rests for {duration_text((layout.rest_us - now_us) / 1e6)} more"
     if busy := pressed(volume, limits):

@@ -159,7 +159,7 @@ def test_long_chains_are_cut_and_a_round_goes_on_where_the_last_plan_ended() -> 
         (TIDY, {}, "chains lie in 1.0 times the pieces that they need"),
         (SCATTERED, {"compaction": False}, "compaction is switched off"),
         (SCATTERED, {"compaction_spread": 9.0}, "chains lie in 8.0 times the pieces that they need"),
-        (SCATTERED, {"out": ["v"]}, "paused or away"),
+        (SCATTERED, {"out": ["v"]}, "paused, away or being drained"),
         (msgspec.structs.replace(SCATTERED, chain_blocks=32), {}, "too few chains to tell"),
     ],
 )

@@ -61,15 +61,16 @@ def test_every_number_of_a_descriptor_has_a_most(tmp_path: Path, field: str, mos
             validate(VolumeDescriptor(**{**facts, field: value}), [tmp_path])
 
 
-def test_no_message_to_an_agent_brings_a_descriptor() -> None:
-    """They come from the settings of a process or its own calls."""
+def test_one_message_to_an_agent_brings_a_descriptor_and_none_an_endpoint() -> None:
+    """They come from the settings of a process, its own calls, or an admin's registration: test_volume_commands."""
 
     def names(kind: Any) -> set[str]:
         return {name for each in get_args(kind) for name in (names(each) or {each.__name__})}
 
     requests = names(Request)
     assert {"StatRequest", "CopyRequest", "CompactRequest"} <= requests
-    assert not [name for name in requests if "egister" in name]
+    assert [name for name in sorted(requests) if "egister" in name] == ["RegisterRequest", "UnregisterRequest"]
+    assert not [name for name in VolumeDescriptor.__struct_fields__ if "url" in name or "key" in name]
     taken = msgspec.json.schema(Request)["$defs"]
     assert VolumeDescriptor.__name__ not in taken
     assert not [name for name, facts in taken.items() if "path" in facts.get("properties", {})]

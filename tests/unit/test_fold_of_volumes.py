@@ -174,3 +174,15 @@ def test_heat_counts_blocks_by_age_and_touches_and_says_when_it_is_a_sample() ->
     assert 3_500 < heat.looked_at <= 4_096
     depths = sorted(block.depth for block in sample)
     assert len({block.row for block in sample}) == len(depths) == heat.looked_at
+
+
+def test_a_deletion_goes_on_while_its_volume_is_drained() -> None:
+    instant = begun()
+    other = Namespace(tenant="other")
+    instant.store("fast", [1, 2], SPACE)
+    instant.store("fast", [3], other)
+    drain(instant, "fast")
+    instant.log(OperatorEntry("ann", "delete", deletion="d-1", tenant="acme"))
+    moves = sorted((str(move.kind), move.key.sequence_hash) for move in instant.tick(S))
+    assert moves == [("delete", 1), ("delete", 2), ("demote", 3)]
+    assert (instant.held(1, SPACE), instant.held(3, other)) == ([], ["slow"])
