@@ -17,6 +17,7 @@ import msgspec
 from advisor.entries import CompactionStep
 from advisor.errors import AdvisorError
 from advisor.index import Key
+from advisor.state_diagram import state_diagram
 from storage_agent.port import Fragmentation
 
 KEYS_PER_COMMAND = 256
@@ -273,13 +274,5 @@ def keys_to_save(keys: Sequence[Key]) -> list[tuple[int, int, bytes]]:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, for the documentation."""
-    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {CompactionState.PLANNED}"]
-    ends: dict[CompactionState, None] = {}
-    for state, edges in TRANSITIONS.items():
-        for trigger, target in edges.items():
-            lines.append(f"    {state} --> {target}: {trigger}")
-            if target not in TRANSITIONS:
-                ends[target] = None
-    lines += [f"    {end} --> [*]" for end in ends]
-    return "\n".join([*lines, "```", ""])
+    """For the documentation."""
+    return state_diagram(CompactionState.PLANNED, TRANSITIONS)

@@ -16,6 +16,7 @@ from advisor.entries import DeletionStep, OutcomeBatch
 from advisor.errors import ActionRefused
 from advisor.index import Key
 from advisor.moves import Move, MoveState
+from advisor.state_diagram import state_diagram
 
 OPEN_MAX = 64
 """Open deletions. More are refused until one is done."""
@@ -343,12 +344,5 @@ class DeletionTable:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, for the documentation."""
-    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {DeletionState.REQUESTED}"]
-    ends: dict[DeletionState, None] = {}
-    for state, edges in TRANSITIONS.items():
-        for trigger, target in edges.items():
-            lines.append(f"    {state} --> {target}: {trigger}")
-            if target not in TRANSITIONS:
-                ends[target] = None
-    return "\n".join([*lines, *(f"    {end} --> [*]" for end in ends), "```", ""])
+    """For the documentation."""
+    return state_diagram(DeletionState.REQUESTED, TRANSITIONS)

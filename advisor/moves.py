@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from advisor.errors import AdvisorError
 from advisor.index import Key
+from advisor.state_diagram import state_diagram
 
 
 class MoveKind(StrEnum):
@@ -198,13 +199,5 @@ def diagram() -> str:
     """The table as Mermaid state diagrams, for the documentation."""
     parts = []
     for kind, table in TRANSITIONS.items():
-        lines = [f"### {kind}", "", "```mermaid", "stateDiagram-v2", f"    [*] --> {MoveState.PLANNED}"]
-        ends: dict[MoveState, None] = {}
-        for state, edges in table.items():
-            for trigger, target in edges.items():
-                lines.append(f"    {state} --> {target}: {trigger}")
-                if target not in table:
-                    ends[target] = None
-        lines += [f"    {end} --> [*]" for end in ends]
-        parts.append("\n".join([*lines, "```", ""]))
+        parts.append(f"### {kind}\n\n{state_diagram(MoveState.PLANNED, table)}")
     return "\n".join(parts)

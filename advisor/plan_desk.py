@@ -14,6 +14,7 @@ from typing import Any
 from advisor.errors import ActionRefused
 from advisor.moves import Move
 from advisor.policies.plan import Refusal
+from advisor.state_diagram import state_diagram
 
 ENDED_KEPT_MAX = 16
 OPENED_KEPT_MAX = 1_000
@@ -145,3 +146,8 @@ class PlanDesk:
 
 def has_lapsed(plan: HeldPlan, now_us: int, within_s: float) -> bool:
     return now_us - plan.planned_us >= within_s * 1e6
+
+
+def diagram() -> str:
+    """For the documentation."""
+    return state_diagram(PlanState.WAITING, TRANSITIONS)

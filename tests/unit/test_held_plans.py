@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from advisor.entries import MoveStep, OperatorEntry, SettingsEntry, Tick, Volume
 from advisor.fold import Fold
 from advisor.fold_state import export_state, restore_state
 from advisor.moves import IllegalMove, Move, MoveKind, MoveState
-from advisor.plan_desk import ENDED_KEPT_MAX, HeldPlan, IllegalPlanStep, PlanState
+from advisor.plan_desk import ENDED_KEPT_MAX, HeldPlan, IllegalPlanStep, PlanState, diagram
 from advisor.policies.instant_moves import PRODUCER, InstantFold
 from event_plane.schema import EventType, Namespace
 
@@ -303,3 +304,8 @@ def test_a_plan_that_never_waited_and_one_that_ended_are_told_apart() -> None:
     for _ in range(ENDED_KEPT_MAX + 3):
         instant.log(OperatorEntry("ann", "apply"))
     assert len(desk.ended) == ENDED_KEPT_MAX
+
+
+def test_the_documented_diagram_is_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "moves.md"
+    assert diagram() in page.read_text(), "put advisor.plan_desk.diagram() into docs/moves.md"
