@@ -6,9 +6,8 @@ import time
 
 from advisor.audit_views import AuditPage, AuditView
 from advisor.entries import EntryKind, LogEntry, OperatorEntry, SettingsEntry, decode_control
-from advisor.log_queries import LogQueries
+from advisor.log_desk import LogDesk
 from advisor.reader import event_view
-from advisor.service import AdvisorService
 
 AUDIT_S = 0.4
 """A page looks through the log for so long."""
@@ -19,20 +18,18 @@ IN_FORCE = "settings-in-force"
 class ServiceAudit:
     """`advisor.audit_views.AdvisorAudit` over a running service."""
 
-    def __init__(self, service: AdvisorService) -> None:
-        self._service = service
-        self._queries: LogQueries | None = None
+    def __init__(self, log: LogDesk) -> None:
+        """`log` is its caller's to close."""
+        self._log = log
 
     async def page(
         self, *, before: int | None = None, limit: int = 100, actor: str = "", action: str = ""
     ) -> AuditPage:
-        if self._queries is None:
-            self._queries = self._service.open_queries()
         found: list[AuditView] = []
         is_complete = False
         until_s = time.monotonic() + AUDIT_S
         while len(found) < limit and not is_complete and time.monotonic() < until_s:
-            stretch = await self._queries.before(before, (EntryKind.OPERATOR, EntryKind.SETTINGS))
+            stretch = await self._log.queries.before(before, (EntryKind.OPERATOR, EntryKind.SETTINGS))
             before, is_complete = stretch.reached, stretch.is_complete
             shown = (audit_view(entry) for entry in stretch.entries)
             found += [view for view in shown if actor in ("", view.actor) and action in ("", view.action)]

@@ -12,6 +12,7 @@ from advisor.entries import LogEntry
 from advisor.errors import LogError
 from advisor.fold import Fold
 from advisor.index import BlockRow, IndexFault, Key
+from advisor.log_desk import LogDesk
 from advisor.log_queries import LogQueries
 from advisor.reader import block_view, event_view, namespaces_of
 from advisor.service import AdvisorService
@@ -30,9 +31,10 @@ ANCESTORS_MAX = 16_384
 class ServiceBlocks:
     """`advisor.block_views.AdvisorBlocks` over a running service."""
 
-    def __init__(self, service: AdvisorService) -> None:
+    def __init__(self, service: AdvisorService, log: LogDesk) -> None:
+        """`log` is its caller's to close."""
         self._service = service
-        self._queries: LogQueries | None = None
+        self._log = log
         self._turns = asyncio.Semaphore(READERS_MAX)
 
     def named(
@@ -65,10 +67,9 @@ class ServiceBlocks:
     ) -> HistoryPage:
         position = _parse_before(before)
         async with self._turns:
-            if self._queries is None:
-                self._queries = self._service.open_queries()
             sought = await asyncio.to_thread(self._sought, sequence_hash, namespace_id, group, tenant)
-            return await _look_back(self._queries, Trail(sought, lambda entry: event_view(entry).text), position, limit)
+            trail = Trail(sought, lambda entry: event_view(entry).text)
+            return await _look_back(self._log.queries, trail, position, limit)
 
     def _sought(self, sequence_hash: int, namespace_id: int | None, group: int | None, tenant: str | None) -> Sought:
         found = self._rows(sequence_hash, namespace_id, tenant)

@@ -80,6 +80,7 @@ class Trail:
         """`told` gives an entry's sentence."""
         self._sought = sought
         self._told = told
+        # A move's id begins with the position of the entry that it was planned at.
         self._planned = {int(move_id.partition("-")[0]): move for move_id, move in sought.moves.items()}
         self._outcomes: dict[OutcomeBatch, MoveStep] = {}
         self._steps: list[tuple[int | None, BlockStep]] = []
@@ -95,9 +96,7 @@ class Trail:
         try:
             if entry.kind is EntryKind.BATCH:
                 self._follow_batch(entry, wire.decode(entry.payload))
-            elif entry.kind is EntryKind.TICK:
-                self._follow_tick(entry)
-            elif entry.kind in (EntryKind.MOVE, EntryKind.OPERATOR):
+            elif entry.kind in (EntryKind.TICK, EntryKind.MOVE, EntryKind.OPERATOR):
                 self._follow_control(entry)
         except (WireError, msgspec.MsgspecError) as error:
             raise DamagedEntry(f"entry {entry.position} of the log is damaged ({error})") from error
@@ -199,14 +198,12 @@ class Trail:
 
     # -- moves and deletions
 
-    def _follow_tick(self, entry: LogEntry) -> None:
+    def _follow_control(self, entry: LogEntry) -> None:
         move = self._planned.get(entry.position)
         if move is not None:
             way = f"{move.source} → {move.target}" if move.target else f"from {move.source}"
             text = f"{move.kind} {way} planned: {move.reason}"
             self._steps.append((None, self._step(entry, "planned", text, move=move.move_id)))
-
-    def _follow_control(self, entry: LogEntry) -> None:
         match decode_control(entry.payload):
             case MoveStep() as step:
                 if step.outcome is not None:

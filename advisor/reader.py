@@ -27,6 +27,7 @@ from advisor.entries import (
 )
 from advisor.fold import Fold, ProducerState
 from advisor.index import INDEX_FULL, BlockRow, IndexFault
+from advisor.log_desk import LogDesk
 from advisor.log_queries import EntryFilter, LogQueries
 from advisor.moment import Moment, by_speed
 from advisor.move_views import moves_view
@@ -74,9 +75,10 @@ EVENTS_STEP_ENTRIES = 4_096
 class ServiceReader:
     """`advisor.views.AdvisorReader` over a running service."""
 
-    def __init__(self, service: AdvisorService) -> None:
+    def __init__(self, service: AdvisorService, log: LogDesk | None = None) -> None:
+        """`log` is its caller's to close; without one, whoever asks for events ends with the process."""
         self._service = service
-        self._queries: LogQueries | None = None
+        self._log = LogDesk(service) if log is None else log
         self._version = version("kvadvisor")
 
     # -- whole
@@ -371,12 +373,10 @@ class ServiceReader:
         source: str = "",
         until_position: int | None = None,
     ) -> EventsPage:
-        if self._queries is None:
-            self._queries = self._service.open_queries()
         wanted = EntryFilter(None if kind is None else EntryKind(kind), producer, source, until_position)
         if from_position is None:
-            return await _newest_events(self._queries, limit, wanted)
-        return await _events_from(self._queries, from_position, limit, wanted)
+            return await _newest_events(self._log.queries, limit, wanted)
+        return await _events_from(self._log.queries, from_position, limit, wanted)
 
 
 async def _newest_events(queries: LogQueries, limit: int, wanted: EntryFilter) -> EventsPage:

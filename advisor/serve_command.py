@@ -21,6 +21,7 @@ from advisor.audit_desk import ServiceAudit
 from advisor.block_desk import ServiceBlocks
 from advisor.deletion_desk import ServiceDeletions
 from advisor.exposition import render_metrics
+from advisor.log_desk import LogDesk
 from advisor.plan_actions import ServicePlans
 from advisor.policy_changes import ServicePolicies
 from advisor.prefix_desk import ServicePrefixes
@@ -56,7 +57,8 @@ def serve(
     ):
         # Whoever reads the address below is answered, if only when the server runs.
         listener.listen()
-        reader = ServiceReader(service)
+        log = LogDesk(service)
+        reader = ServiceReader(service, log)
         parts = AdminParts(
             reader=reader,
             metrics=lambda: render_metrics(service, reader),
@@ -73,8 +75,9 @@ def serve(
             prefixes=ServicePrefixes(service),
             volumes=ServiceVolumes(service),
             usage=ServiceUsage(service),
-            blocks=ServiceBlocks(service),
-            audit=ServiceAudit(service),
+            blocks=ServiceBlocks(service, log),
+            audit=ServiceAudit(log),
+            close=log.close,
             recordings=recordings,
             replays=replays,
         )

@@ -458,8 +458,8 @@ class AdvisorReader(Protocol):
         tenant: str | None = None, hash_prefix: str | None = None, namespace_id: int | None = None,
         touches: tuple[int, int] | None = None, age_s: tuple[float, float] | None = None,
     ) -> BlockPage:
-        """A page in stable order. `touches`, and `age_s` of the last use: least and most. Raises `ValueError` for a bad
-        cursor."""
+        """A page in stable order. `touches`, and `age_s` of the last use: least and most; what was never used is older
+        than all. Raises `ValueError` for a bad cursor."""
     def moves(
         self, limit: int = 50, *, after: str | None = None, state: str | None = None, kind: str | None = None,
         volume: str | None = None, tenant: str | None = None,

@@ -62,6 +62,8 @@ def create_app(parts: AdminParts) -> FastAPI:
         yield
         feed.close()
         await noticing
+        if parts.close is not None:
+            await parts.close()
         if answers is not None:
             answers.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class AdminParts:
     """Where answers to writes with an Idempotency-Key are kept; None: for as long as this process."""
     observe: Observe = lambda _route, _method, _status, _seconds: None
     span: Span = no_span
+    close: Callable[[], Awaitable[None]] | None = None
+    """Called on the event loop when the app ends: what the parts hold open on it is closed."""
     actions: AdvisorActions | None = None
     plans: AdvisorPlans | None = None
     policies: AdvisorPolicies | None = None
