@@ -24,7 +24,7 @@ USER kvadvisor
 WORKDIR /var/lib/kvadvisor
 VOLUME /var/lib/kvadvisor
 EXPOSE 8470
-# /healthz answers on loopback only, as the API itself does until it has a login.
+# /healthz needs no login.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8470/healthz', timeout=2)"]
 ENTRYPOINT ["kvadvisor"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import stat
 import threading
 from pathlib import Path
@@ -120,3 +121,15 @@ def test_there_is_a_most_of_tokens_and_an_unknown_one_cannot_be_revoked(file: To
     file.path.write_text(json.dumps(kept))
     with pytest.raises(TokensError, match="1024 tokens, which is the most: revoke some first"):
         file.create("bo", Scope.READ)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes a folder another user's")
+def test_what_root_makes_is_whose_the_folder_is_and_a_strangers_is_refused(file: TokenFile) -> None:
+    file.path.parent.mkdir()
+    os.chown(file.path.parent, 1234, 1234)
+    file.create("ann", Scope.READ)
+    assert {each.stat().st_uid for each in file.path.parent.iterdir()} == {1234}
+    assert len(file.book()) == 1
+    os.chown(file.path, 4321, 1234)
+    with pytest.raises(TokensError, match="belongs to user 4321: chown it to 1234"):
+        file.book()
