@@ -73,8 +73,10 @@ def create_app(parts: AdminParts) -> FastAPI:
         docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan,
         generate_unique_id_function=operation_id,
     )
+    app.needs_login = parts.doorkeeper.anonymous is None
     app.state.feed = feed
-    problems.install(app)
+    pages = Pages(parts)
+    problems.install(app, pages.problem)
 
     @app.get("/openapi.json", include_in_schema=False, dependencies=[Depends(needs(Scope.READ))])
     def openapi() -> dict[str, Any]:
@@ -107,7 +109,7 @@ def create_app(parts: AdminParts) -> FastAPI:
     if parts.replays is not None:
         app.include_router(replay_routes(parts.replays))
     app.include_router(identity_routes(parts))
-    app.include_router(page_routes(Pages(parts), parts, feed))
+    app.include_router(page_routes(pages, parts, feed))
     app.mount("/static", static_files(), name="static")
     app.add_middleware(ETags)
     app.add_middleware(Idempotency, file=answers)

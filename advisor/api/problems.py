@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -10,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from advisor.api.errors import TooManyStreamsError
 from advisor.api.safety_headers import add_safety_headers
@@ -143,8 +144,37 @@ def _unexpected(_: Request, error: Exception) -> Response:
     return answer
 
 
-def install(app: FastAPI) -> None:
-    app.add_exception_handler(RequestValidationError, _bad_parameters)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(TooManyStreamsError, _too_many_streams)
-    app.add_exception_handler(Exception, _unexpected)
+PageOf = Callable[[Request, Problem], str]
+"""A problem as a page, for whoever asked for one."""
+
+_Handler = Callable[[Request, Exception], Response]
+
+
+def _asks_for_a_page(request: Request) -> bool:
+    """A browser that goes to an address; scripts and programs ask for JSON or for anything."""
+    is_api = request.url.path.startswith("/api/")
+    return request.method == "GET" and not is_api and "text/html" in request.headers.get("accept", "")
+
+
+def _paged(handler: _Handler, page_of: PageOf) -> _Handler:
+    def handle(request: Request, error: Exception) -> Response:
+        answer = handler(request, error)
+        if not _asks_for_a_page(request):
+            return answer
+        kept = {name: value for name, value in answer.headers.items() if name not in ("content-length", "content-type")}
+        page = page_of(request, Problem.model_validate_json(bytes(answer.body)))
+        return HTMLResponse(page, status_code=answer.status_code, headers=kept)
+
+    return handle
+
+
+def install(app: FastAPI, page_of: PageOf) -> None:
+    """Every refusal as a problem; to a browser that goes to an address, as a page that says the same."""
+    handlers: dict[type[Exception], _Handler] = {
+        RequestValidationError: _bad_parameters,
+        HTTPException: _http_error,
+        TooManyStreamsError: _too_many_streams,
+        Exception: _unexpected,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, _paged(handler, page_of))

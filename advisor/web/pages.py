@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from advisor.access.identity import LOCAL, Identity, Scope
+from advisor.api.access import identity_of
 from advisor.api.parts import AdminParts
 from advisor.api.picture import Picture
+from advisor.api.problems import Problem
 from advisor.web import formats
 from advisor.web.alerts import Alert
 from advisor.web.figures import (
@@ -87,6 +90,12 @@ class Pages:
         """The markup inside each element of `FRAGMENTS`."""
         shown = self._shown(picture, alerts)
         return {name: self._templates.get_template(f"fragments/{name}.html").render(shown) for name in FRAGMENTS}
+
+    def problem(self, request: Request, problem: Problem) -> str:
+        """A refusal as a page, with a way back."""
+        known = [entry.path for entry in NAVIGATION if request.url.path == entry.path]
+        back = known[0] if known and problem.status < 500 else ""
+        return self.render("problem.html", identity_of(request) or LOCAL, problem=problem, back=back)
 
     def docs(self, who: Identity) -> str:
         return self.render("docs.html", who)

@@ -10,6 +10,7 @@
   function compose() {
     for (const list of run.querySelectorAll("[data-list]")) {
       const [first, ...others] = run.querySelectorAll(`[data-of="${list.name}"]`);
+      list.disabled = list.closest("fieldset").disabled;
       list.value = JSON.stringify(first.type === "checkbox" ? ticked([first, ...others]) : numbers(first));
     }
   }
