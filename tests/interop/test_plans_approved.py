@@ -15,6 +15,7 @@ from advisor.access.identity import Identity, Scope
 from advisor.api.app import create_app
 from advisor.api.parts import AdminParts
 from advisor.errors import SettingsError
+from advisor.hooks import Hook, PlanMade
 from advisor.movers.agent import AgentMover
 from advisor.movers.port import MoveCommand
 from advisor.plan_actions import ServicePlans
@@ -36,6 +37,14 @@ def storage(tmp_path: Path) -> Iterator[Storage]:
     opened = Storage(tmp_path, {"fast": ROOM, "slow": ROOM})
     yield opened
     opened.close()
+
+
+class Told(Hook):
+    def __init__(self) -> None:
+        self.plans: list[PlanMade] = []
+
+    def on_plan(self, plan: PlanMade) -> None:
+        self.plans.append(plan)
 
 
 class Client:
@@ -85,7 +94,9 @@ def test_a_plan_waits_over_a_restart_is_approved_and_its_block_moves(tmp_path: P
         pending = client.ask("GET", "/api/v1/plan")["pending"]
         assert [(int(move["hash"], 16), move["target"]) for move in pending["moves"]] == [(1, "fast")]
         assert pending["lapses_us"] - pending["planned_us"] == 600_000_000
-    with running(service_of(storage, settings)) as service:
+    told_plans = Told()
+    again = AdvisorService(settings, agents={storage.name: storage.agent}, hooks={"told": told_plans})
+    with running(again) as service:
         client = Client(service)
         path = f"/api/v1/plan/{pending['id']}"
         assert client.ask("GET", "/api/v1/plan")["pending"] == pending
@@ -94,6 +105,8 @@ def test_a_plan_waits_over_a_restart_is_approved_and_its_block_moves(tmp_path: P
         assert (told["state"], told["actor"], told["moves"], told["left_out"]) == (
             "approved", "ann", [f"{pending['id']}-0"], 0,
         )  # fmt: skip
+        eventually(lambda: told_plans.plans, "hooks are told of it")
+        assert [(p.position, p.dry, len(p.moves)) for p in told_plans.plans] == [(int(pending["id"]), False, 1)]
         settle(service)
         eventually(lambda: folded(service, "fast") == {1}, "the block that was approved")
         assert storage.held("fast") == {1}

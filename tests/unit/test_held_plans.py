@@ -198,6 +198,70 @@ def test_a_plan_that_nobody_decides_on_lapses_and_cannot_be_approved_then() -> N
     require_same_after_restore(instant)
 
 
+def test_blocks_leave_a_drained_volume_when_that_is_approved() -> None:
+    instant = InstantFold([{**FAST, "capacity_blocks": 8}, SLOW], POLICY)
+    instant.store("fast", [1], SPACE)
+    instant.store("fast", [2], SPACE)
+    instant.store("slow", [2], SPACE)
+    instant.log(OperatorEntry("bo", "drain", "fast"))
+    instant.log(Tick(S))
+    assert {(m.kind, m.key.sequence_hash) for m in waiting(instant).moves} == {(MoveKind.DEMOTE, 1), (MoveKind.DROP, 2)}
+    decide(instant, "approve")
+    assert (last(instant).opened_total, last(instant).refused) == (2, 0)
+    instant.carry_out_open()
+    assert instant.held(1, SPACE) == instant.held(2, SPACE) == ["slow"]
+
+
+@pytest.mark.parametrize("gone", ["copy", "order"])
+def test_a_copy_is_not_dropped_where_the_one_that_would_stay_is_gone_or_not_slower(gone: str) -> None:
+    instant = InstantFold([{**FAST, "high_watermark": 1.0}, SLOW], POLICY)
+    for block in (1, 2, 3, 4):
+        instant.store("fast", [block], SPACE)
+        instant.store("slow", [block], SPACE)
+    instant.log(Tick(S))
+    assert {move.kind for move in waiting(instant).moves} == {MoveKind.DROP}
+    if gone == "copy":
+        remove(instant, "slow", 1, 2, 3, 4)
+        why = "drop: slow holds no copy any more"
+    else:
+        state = instant.fold.volumes["slow"]
+        instant.log(VolumeEntry({**state.descriptor, "speed_rank": -1}, state.agent, PRODUCER))
+        why = "drop: slow is faster than fast by now"
+    decide(instant, "approve")
+    assert instant.fold.moves.open == {}
+    assert {reason for _, reason in left_out(instant)} == {why}
+
+
+def test_a_block_does_not_leave_from_above_children_that_came_since() -> None:
+    instant = InstantFold([{**FAST, "high_watermark": 1.0}, SLOW], POLICY)
+    for block in (1, 2, 3, 4):
+        instant.store("fast", [block], SPACE)
+    instant.log(Tick(S))
+    going = waiting(instant).moves[0].key.sequence_hash
+    remove(instant, "fast", *[block for block in (1, 2, 3, 4) if block != going])
+    instant.store("fast", [going, 77], SPACE)
+    decide(instant, "approve")
+    assert dict(left_out(instant))[going] == "demote: its children would be on a faster volume than it"
+
+
+def test_no_more_moves_are_opened_than_may_be_open() -> None:
+    instant = InstantFold([{**FAST, "capacity_blocks": 8}, SLOW], {**POLICY, "moves_open_max": 2})
+    instant.store("slow", [3], SPACE)
+    instant.use([3], SPACE)
+    instant.log(OperatorEntry("ann", "apply"))
+    (first,) = instant.fold.moves.open.values()
+    instant.log(OperatorEntry("bo", "cancel"))
+    for block in (1, 2):
+        instant.store("slow", [block], SPACE)
+        instant.use([block], SPACE)
+    instant.log(Tick(S))
+    assert len(waiting(instant).moves) == 2
+    instant.log(OperatorEntry("ann", "retry", move=first.move_id))
+    decide(instant, "approve")
+    assert (len(instant.fold.moves.open), last(instant).opened_total) == (2, 1)
+    assert left_out(instant) == [(2, "promote: 2 moves are open, the most that policy.moves_open_max allows")]
+
+
 def test_a_plan_is_withdrawn_when_the_settings_change_and_stays_when_they_are_logged_again() -> None:
     instant = begun()
     instant.log(Tick(S))
