@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 ARGS ?=
 
-.PHONY: help demo test soak soak-plane soak-agent fuzz lint test-wheel clean
+.PHONY: help demo test soak soak-plane soak-agent fuzz lint client test-wheel clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -35,6 +35,12 @@ lint: .venv/.test ## Check style, types and the rooms' import arrows.
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+client: .venv/.test ## Generate the typed client of the REST API and build its wheel in dist.
+	rm -rf build/client && mkdir -p build/client
+	$(BIN)/python tests/api/openapi_document.py build/client/openapi.json
+	$(BIN)/openapi-python-client generate --path build/client/openapi.json --config deploy/client.yaml --meta setup --output-path build/client/package --fail-on-warning
+	$(BIN)/python -m build --quiet --wheel --outdir dist build/client/package
 
 test-wheel: .venv/.test ## Build the wheel, install it in a fresh environment and run the demo from it.
 	.ci/test-wheel $(BIN)/python

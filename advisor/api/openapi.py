@@ -40,6 +40,9 @@ class DescribedApp(FastAPI):
     """A FastAPI whose `/openapi.json` says for each route the scope it needs (`x-required-scope`), whether it serves
     those who see one tenant alone (`x-serves-tenants`), and examples of what is sent and answered."""
 
+    needs_login = True
+    """Where it does not, programs may leave the token out."""
+
     def openapi(self) -> dict[str, Any]:
         """Made once, when it is first asked for."""
         if self.openapi_schema is None:
@@ -47,7 +50,10 @@ class DescribedApp(FastAPI):
             needs = dict(_needs_of_routes(self.routes))
             for path, methods in document["paths"].items():
                 for method in methods.keys() & set(OPERATIONS):
-                    _describe(methods[method], path, method.upper(), needs.get((path, method.upper()), []))
+                    about = methods[method]
+                    _describe(about, path, method.upper(), needs.get((path, method.upper()), []))
+                    if about["security"] and not self.needs_login:
+                        about["security"].append({})
             document["components"]["securitySchemes"] = SECURITY_SCHEMES
             _add_examples(document)
             self.openapi_schema = document

@@ -26,6 +26,11 @@ def _descriptor_schema() -> dict[str, Any]:
     """The descriptor's own fields, for OpenAPI."""
     (schema,), components = msgspec.json.schema_components([VolumeDescriptor], ref_template="{name}")
     described = components[schema["$ref"]]
+    # An option of any JSON type: generators of clients want to be told that an array's items are anything too.
+    kinds = described["properties"]["options"]["additionalProperties"]["anyOf"]
+    described["properties"]["options"]["additionalProperties"]["anyOf"] = [
+        {**kind, "items": {}} if kind["type"] == "array" else kind for kind in kinds
+    ]
     return {**described, "additionalProperties": False}
 
 

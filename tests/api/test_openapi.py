@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 from direct import Direct
 from jsonschema import Draft202012Validator
+from sample_parts import sample_parts
 from sample_reader import SampleReader
+
+from advisor.access.doorkeeper import Doorkeeper
+from advisor.api.app import create_app
 
 About = dict[str, Any]
 
@@ -71,7 +75,7 @@ def test_no_example_is_left_over(document: About) -> None:
 def test_route_says_its_scope(document: About, method: str, path: str, scope: str, tenants: bool) -> None:
     about = document["paths"][path][method]
     assert (about["x-required-scope"], about["x-serves-tenants"]) == (scope, tenants)
-    assert about["security"] == [{"bearer": []}, {"session": []}]
+    assert about["security"] == [{"bearer": []}, {"session": []}, {}]
     assert {"401", "403", "default"} <= about["responses"].keys()
 
 
@@ -79,6 +83,11 @@ def test_open_routes_ask_for_nothing(document: About) -> None:
     open_paths = {path for _, path, about in operations(document) if not about["security"]}
     assert open_paths == {"/healthz", "/readyz"}
     assert set(document["components"]["securitySchemes"]) == {"bearer", "session"}
+
+
+def test_where_a_login_is_needed_no_route_can_do_without() -> None:
+    app = create_app(sample_parts(doorkeeper=Doorkeeper()))
+    assert all({} not in about["security"] for _, _, about in operations(app.openapi()))
 
 
 def test_writes_take_a_key_and_answers_that_stay_an_etag(document: About) -> None:
