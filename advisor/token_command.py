@@ -67,7 +67,18 @@ def revoke(
 
 
 def _file(config: Path | None) -> TokenFile:
-    return TokenFile(load_settings(config, os.environ).directory)
+    directory = load_settings(config, os.environ).directory
+    if os.geteuid() == 0 and directory.is_dir():
+        _become(directory.stat())
+    return TokenFile(directory)
+
+
+def _become(owner: os.stat_result) -> None:
+    """Root goes on as the user that serves, so that what it makes is that user's, and it follows no trap of theirs."""
+    if owner.st_uid != 0:
+        os.setgroups([])
+        os.setgid(owner.st_gid)
+        os.setuid(owner.st_uid)
 
 
 def _seconds(text: str) -> float:

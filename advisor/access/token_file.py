@@ -109,9 +109,8 @@ class TokenFile:
     def _require_own(self, found: os.stat_result) -> None:
         if not stat.S_ISREG(found.st_mode):
             raise TokensError(f"{self.path} is no regular file: nobody comes in by a token; {_REMEDY}")
-        owners = (os.geteuid(), 0, self.path.parent.stat().st_uid)
-        if found.st_uid not in owners:
-            raise TokensError(f"{self.path} belongs to user {found.st_uid}: chown it to {owners[2]}, whose its folder is")
+        if found.st_uid not in (os.geteuid(), 0):
+            raise TokensError(f"{self.path} belongs to user {found.st_uid}: chown it to {os.geteuid()}, who runs this")
         if found.st_mode & _OTHERS:
             raise TokensError(f"{self.path} has mode {stat.S_IMODE(found.st_mode):03o}, open to others: chmod 600 it")
 
@@ -124,18 +123,11 @@ class TokenFile:
         content = msgspec.json.format(msgspec.json.encode(_Kept(1, tokens)), indent=1) + b"\n"
         try:
             part = PartFile(self.path)
-            self._give(part.file.fileno())
+            os.fchmod(part.file.fileno(), stat.S_IRUSR | stat.S_IWUSR)
             part.file.write(content)
             part.finish(len(content))
         except (RecordingError, OSError) as error:
             raise TokensError(str(error)) from error
-
-    def _give(self, descriptor: int) -> None:
-        """The file is its owner's alone; made by root, that is whose the folder is, the user that serves."""
-        os.fchmod(descriptor, stat.S_IRUSR | stat.S_IWUSR)
-        if os.geteuid() == 0:
-            folder = self.path.parent.stat()
-            os.fchown(descriptor, folder.st_uid, folder.st_gid)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -145,7 +137,6 @@ class TokenFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                self._give(descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 yield
             finally:

@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -124,12 +126,22 @@ def test_there_is_a_most_of_tokens_and_an_unknown_one_cannot_be_revoked(file: To
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes a folder another user's")
-def test_what_root_makes_is_whose_the_folder_is_and_a_strangers_is_refused(file: TokenFile) -> None:
-    file.path.parent.mkdir()
-    os.chown(file.path.parent, 1234, 1234)
-    file.create("ann", Scope.READ)
-    assert {each.stat().st_uid for each in file.path.parent.iterdir()} == {1234}
-    assert len(file.book()) == 1
-    os.chown(file.path, 4321, 1234)
-    with pytest.raises(TokensError, match="belongs to user 4321: chown it to 1234"):
-        file.book()
+def test_what_root_makes_is_whose_the_folder_is_and_no_link_of_theirs_is_followed(tmp_path: Path) -> None:
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o755)
+    config, state, treasure = tmp_path / "a.toml", tmp_path / "state", tmp_path / "treasure"
+    config.write_text('directory = "state"\n')
+    treasure.write_text("root's")
+    state.mkdir()
+    os.chown(state, 1234, 1234)
+    command = [sys.executable, "-m", "advisor.cli", "token", "create", "--name", "a", "--scope", "read"]
+    command += ["--config", str(config)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert {(each.stat().st_uid, each.stat().st_gid) for each in state.iterdir()} == {(1234, 1234)}
+    (state / "tokens.json.part").symlink_to(treasure)
+    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (failed.returncode, treasure.read_text(), treasure.stat().st_uid) == (2, "root's", 0)
+    assert "tokens.json cannot be written (Permission denied)" in failed.stderr
+    os.chown(state / "tokens.json", 4321, 1234)
+    with pytest.raises(TokensError, match="belongs to user 4321: chown it to 0, who runs this"):
+        TokenFile(state).book()
