@@ -23,8 +23,8 @@ def client() -> Direct:
     return Direct(SampleReader())
 
 
-def seen_by(scope: Scope, tenant: str = "", **parts: object) -> Direct:
-    return Direct(SampleReader(), doorkeeper=Doorkeeper(anonymous=Identity("ann", scope, tenant)), **parts)
+def seen_by(scope: Scope, tenant: str = "") -> Direct:
+    return Direct(SampleReader(), doorkeeper=Doorkeeper(anonymous=Identity("ann", scope, tenant)))
 
 
 def numbers(client: Direct, **filters: object) -> list[int]:

@@ -10,7 +10,17 @@ from typing import TypeVar
 
 import pytest
 
-from advisor.entries import EntryKind, EventLog, LogEntry, NewEntry, OperatorEntry, SettingsEntry, Tick, control_entry
+from advisor.entries import (
+    Control,
+    EntryKind,
+    EventLog,
+    LogEntry,
+    NewEntry,
+    OperatorEntry,
+    SettingsEntry,
+    Tick,
+    control_entry,
+)
 from advisor.log import SqlLog
 from advisor.log_queries import STRETCH_BYTES_MAX, EntryFilter, LogQueries, SegmentQueries, SqlQueries
 from advisor.segment_log import SegmentLog
@@ -96,7 +106,9 @@ def test_a_look_back_ends_after_so_many_bytes(asked: Asked) -> None:
 
 
 def test_looking_back_for_kinds_steps_over_the_others(asked: Asked) -> None:
-    rare = {1: OperatorEntry("ann", "pause"), 4: SettingsEntry({}, "v"), 7: OperatorEntry("bob", "resume")}
+    rare: dict[int, Control] = {
+        1: OperatorEntry("ann", "pause"), 4: SettingsEntry({}, "v"), 7: OperatorEntry("bob", "resume"),
+    }  # fmt: skip
     for sequence in range(9):
         entry = control_entry(rare[sequence]) if sequence in rare else batch(sequence, os.urandom(BIG_BYTES))
         asked.log.append([entry], sequence)
