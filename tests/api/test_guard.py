@@ -8,6 +8,9 @@ import pytest
 from direct import Direct
 from sample_reader import SampleReader
 
+from advisor.access.doorkeeper import NOBODY
+from advisor.views import Summary
+
 
 @pytest.fixture(scope="module")
 def client() -> Direct:
@@ -49,9 +52,20 @@ def test_every_answer_carries_the_safety_headers(client: Direct, path: str) -> N
     assert headers["cache-control"] == "no-cache"
 
 
-@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_a_fault_carries_the_safety_headers_too() -> None:
+    class Faulty(SampleReader):
+        def summary(self) -> Summary:
+            raise RuntimeError("planted")
+
+    headers = Direct(Faulty(), raises=False).get("/api/v1/summary").headers
+    assert headers["content-security-policy"].startswith("default-src 'self';")
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/login"])
 def test_pages_hold_nothing_the_policy_would_block(client: Direct, path: str) -> None:
-    page = client.get(path).text
+    page = (client if path != "/login" else Direct(SampleReader(), doorkeeper=NOBODY)).get(path).text
+    assert "</html>" in page
     assert not re.search(r"<script(?![^>]*\bsrc=)", page)
     assert not re.search(r"<style|\sstyle=|\son[a-z]+=", page)
     assert not re.search(r"(?:src|href)=\"(?!/|#)", page)
