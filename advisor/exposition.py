@@ -55,8 +55,9 @@ def render_metrics(service: AdvisorService, reader: ServiceReader) -> bytes:
     names = {int(each.id, 16): each.name for each in producers}
     metrics.show(reader.summary(), reader.volumes(), producers)
     metrics.show_policies(reader.comparison())
-    with service.lock:
+    with service.lock.shared():
         moves = {(str(kind), str(state)): float(n) for (kind, state), n in service.fold.moves.counts.items()}
+        metrics.moves_waiting.set(service.fold.plans.moves_waiting)
         show_compactions(metrics, service.fold.compactions)
         deletions = service.fold.deletions
         metrics.deletions_open.set(len(deletions.open))

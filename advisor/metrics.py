@@ -113,6 +113,7 @@ class Metrics:
 
         self.moves = self._counter("moves", "Moves that reached a state.", "kind", "state")
         self.moves_open = self._gauge("moves_open", "Moves planned or under way.")
+        self.moves_waiting = self._gauge("moves_waiting", "Moves of the plan that waits for a person.")
         self.moved_bytes = self._counter("moved_bytes", "Bytes copied by moves.")
         self.refusals = self._counter("refusals", "Moves that a plan wanted and a limit refused.")
 

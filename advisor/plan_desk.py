@@ -82,6 +82,10 @@ class PlanDesk:
         self.waiting: HeldPlan | None = None
         self.ended: deque[HeldPlan] = deque(maxlen=ENDED_KEPT_MAX)
 
+    @property
+    def moves_waiting(self) -> int:
+        return 0 if self.waiting is None else len(self.waiting.moves)
+
     def hold(self, plan: HeldPlan) -> None:
         """Raises `IllegalPlanStep` where one waits."""
         if self.waiting is not None:

@@ -15,6 +15,7 @@ from advisor.access.identity import Identity, Scope
 from advisor.api.app import create_app
 from advisor.api.parts import AdminParts
 from advisor.errors import SettingsError
+from advisor.exposition import render_metrics
 from advisor.hooks import Hook, PlanMade
 from advisor.movers.agent import AgentMover
 from advisor.movers.port import MoveCommand
@@ -91,6 +92,7 @@ def test_a_plan_waits_over_a_restart_is_approved_and_its_block_moves(tmp_path: P
         eventually(lambda: agrees(service, storage), "what was put")
         read(service, storage, 1)
         assert plan(service) == []
+        assert b"kvadvisor_moves_waiting 1.0" in render_metrics(service, ServiceReader(service))
         pending = client.ask("GET", "/api/v1/plan")["pending"]
         assert [(int(move["hash"], 16), move["target"]) for move in pending["moves"]] == [(1, "fast")]
         assert pending["lapses_us"] - pending["planned_us"] == 600_000_000
