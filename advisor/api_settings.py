@@ -114,6 +114,8 @@ class ApiSettings(Section):
             raise ValueError("TLS takes both tls_cert_file and tls_key_file: give the one that is missing")
         if self.behind_proxy and self.tls_cert_file:
             raise ValueError("behind_proxy says that a proxy has the TLS, and tls_cert_file that we do: give one")
+        if self.behind_proxy and self.login == "none":
+            raise ValueError('whoever reaches the proxy would reach this, and login is "none": set login = "required"')
         if self.oidc.issuer and self.login == "none":
             raise ValueError('oidc names an issuer and login is "none": set login = "required"')
         if is_loopback(self.host):

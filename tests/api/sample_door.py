@@ -22,13 +22,16 @@ PAGE = {"Accept": "text/html"}
 class SampleDoor:
     """`noted` and `counted`: what the doorkeeper told the service's log and metrics."""
 
-    def __init__(self, directory: Path, *, issuer: Any = None, **parts: Any) -> None:
+    def __init__(
+        self, directory: Path, *, issuer: Any = None, anonymous: Identity | None = None, **parts: Any
+    ) -> None:
         self.now_us = START_US
         self.noted: list[tuple[str, str, str]] = []
         self.counted: list[str] = []
         self.tokens = TokenFile(directory)
         self.doorkeeper = Doorkeeper(
-            tokens=self.tokens, issuer=issuer, note=self._note, count=self.counted.append, now_us=lambda: self.now_us
+            anonymous=anonymous, tokens=self.tokens, issuer=issuer, note=self._note, count=self.counted.append,
+            now_us=lambda: self.now_us,
         )
         self._parts = parts
 

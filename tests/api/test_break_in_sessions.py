@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sample_door import ORIGIN, PAGE, SampleDoor
 
-from advisor.access.identity import Scope
+from advisor.access.identity import LOCAL, Scope
 from advisor.access.sessions import IDLE_US_MAX, WHOLE_US_MAX
 from advisor.api_settings import ApiSettings
 from advisor.web.page_login import local_path
@@ -172,3 +172,14 @@ def test_who_is_logged_in_is_not_asked_again_and_a_late_logout_is_no_error(door:
     assert (answer.status_code, answer.headers["location"]) == (303, "/docs")
     late = door.client.request("POST", "/logout", headers={**PAGE, "Origin": ORIGIN})
     assert (late.status_code, late.headers["location"]) == (303, "/login")
+
+
+def test_where_nobody_logs_in_another_site_changes_nothing_and_a_bad_token_is_still_bad(tmp_path: Path) -> None:
+    door = SampleDoor(tmp_path, anonymous=LOCAL)
+    assert [paused(door, sent) for sent in ({}, {"Origin": ORIGIN}, {"Sec-Fetch-Site": "same-origin"})] == [200] * 3
+    for sent in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert paused(door, sent) == 403
+    assert door.client.get("/api/v1/identity").json()["name"] == "operator"
+    assert door.ask(door.token(Scope.READ, "bo")).json()["name"] == "bo"
+    assert door.ask("kva_wrong").status_code == 401
+    assert door.client.get("/login?next=//evil.example").headers["location"] == "/"
