@@ -13,8 +13,11 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import structlog
 
+from advisor.access.doorkeeper import Doorkeeper
+from advisor.access.identity import LOCAL
 from advisor.actions import ServiceActions
 from advisor.api.app import create_app
 from advisor.api.parts import AdminParts
@@ -27,6 +30,7 @@ from advisor.reader import ServiceReader
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, LogSettings, SourceSettings
 from event_plane.schema import Batch
+from storage_agent.descriptor import VolumeDescriptor
 
 PRODUCER = 78
 VOLUMES = ("slow", "fast")
@@ -36,10 +40,9 @@ STEP_BLOCKS = 65_536
 def lay_out(service: AdvisorService, blocks: int) -> ChainStream:
     """Two volumes, and `blocks` blocks on the slower one. Straight into the fold: the log has nothing of it."""
     for rank, volume in enumerate(reversed(VOLUMES)):
-        descriptor = {
-            "id": volume, "kind": "memory", "tier": 3, "speed_rank": rank, "block_bytes_max": 1 << 20,
-            "capacity_blocks": blocks * 2 if volume == "slow" else blocks // 10,
-        }  # fmt: skip
+        capacity = blocks * 2 if volume == "slow" else blocks // 10
+        described = VolumeDescriptor(id=volume, capacity_blocks=capacity, block_bytes_max=1 << 20, speed_rank=rank)
+        descriptor = msgspec.to_builtins(described)
         service.submit(VolumeEntry(descriptor, "bench", PRODUCER)).result()
     stream = ChainStream()
     stream.grow(blocks)
@@ -73,7 +76,7 @@ def main() -> None:
         reader = ServiceReader(service)
         parts = AdminParts(
             reader=reader, metrics=lambda: render_metrics(service, reader), observe=service.metrics.observe_request,
-            actions=ServiceActions(service),
+            actions=ServiceActions(service), doorkeeper=Doorkeeper(anonymous=LOCAL),
         )  # fmt: skip
         server = AdminServer(create_app(parts), open_socket("127.0.0.1", 0))
 

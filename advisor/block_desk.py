@@ -42,7 +42,7 @@ class ServiceBlocks:
     ) -> list[BlockDetail]:
         index = self._service.fold.index
         found = self._rows(sequence_hash, namespace_id, tenant)
-        with self._service.lock:
+        with self._service.lock.shared():
             # Looked up anew: a row that was freed meanwhile may be another tenant's block by now.
             fresh = [index.get(block.key) for block in found]
             shown = [_detail(self._service.fold, block) for block in fresh if block is not None]
@@ -50,7 +50,7 @@ class ServiceBlocks:
         return shown if tenant is None else [detail.model_copy(update={"open_move": ""}) for detail in shown]
 
     def _rows(self, sequence_hash: int, namespace_id: int | None, tenant: str | None) -> list[BlockRow]:
-        with self._service.lock:
+        with self._service.lock.shared():
             fold = self._service.fold
             namespaces = namespaces_of(fold, tenant, namespace_id)
         return fold.index.named(sequence_hash, namespaces)
@@ -73,7 +73,7 @@ class ServiceBlocks:
 
     def _sought(self, sequence_hash: int, namespace_id: int | None, group: int | None, tenant: str | None) -> Sought:
         found = self._rows(sequence_hash, namespace_id, tenant)
-        with self._service.lock:
+        with self._service.lock.shared():
             fold = self._service.fold
             allowed = namespaces_of(fold, tenant, namespace_id)
             moves = {

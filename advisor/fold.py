@@ -324,6 +324,11 @@ class Fold:
     def _plan_after_shadows(self, orders: Sequence[Proposal] = ()) -> Plan:
         """Plan on all that was used since the last plan."""
         touched = self.index.touched_since_drain()
+        with self.index.lock.open_to_readers():
+            return self._think(touched, orders)
+
+    def _think(self, touched: Sequence[int], orders: Sequence[Proposal]) -> Plan:
+        """Changes what the policies and their shadows remember, and nothing else: others may read meanwhile."""
         if self.comparison is not None:
             volumes, book, out = self.volumes_by_speed(), self.policies.book, self._out_of_use()
             refused, since_us = frozenset(self.deletions.refused), self.policies.planned_us

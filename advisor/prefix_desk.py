@@ -53,7 +53,7 @@ class ServicePrefixes:
         fold = self._service.fold
         picture = Picture.take(fold.index)
         as_of_us = time.time_ns() // 1000
-        with self._service.lock:
+        with self._service.lock.shared():
             known = {each: fold.namespaces.get(each) for each, _ in picture.realms}
         namespaces = {each: namespace for each, namespace in known.items() if namespace is not None}
         allowed = picture.allowed(None)

@@ -86,7 +86,7 @@ class ServiceReader:
     def summary(self) -> Summary:
         service = self._service
         checks = self.checks()
-        with service.lock:
+        with service.lock.shared():
             fold = service.fold
             moment = Moment.of(fold, service.behind_s(), service.queue_entries())
             totals = fold.index.totals()
@@ -191,7 +191,7 @@ class ServiceReader:
     def _changed_text(self) -> str:
         """What is not as the settings' file says, or became so; empty for nothing."""
         service = self._service
-        with service.lock:
+        with service.lock.shared():
             changed = ", ".join(sorted(service.fold.changed_settings))
         return f"not as the file says, changed by an operator: {changed}; {BACK} goes back" if changed else (
             service.settings_note
@@ -201,7 +201,7 @@ class ServiceReader:
         """An agent that is away is no fault where all that is known of it are optional volumes."""
         service = self._service
         unreachable = service.unreachable
-        with service.lock:
+        with service.lock.shared():
             known: dict[str, list[bool]] = {}
             for volume in service.fold.volumes.values():
                 known.setdefault(volume.agent, []).append(volume.optional)
@@ -217,7 +217,7 @@ class ServiceReader:
     def _volume_checks(self) -> list[Check]:
         """Volumes that are away while their agents answer."""
         service = self._service
-        with service.lock:
+        with service.lock.shared():
             away = [v for v in service.fold.volumes.values() if v.away and v.agent not in service.unreachable]
         return [
             Check(
@@ -234,7 +234,7 @@ class ServiceReader:
     def volumes(self) -> list[VolumeView]:
         service = self._service
         unreachable = service.unreachable
-        with service.lock:
+        with service.lock.shared():
             fold = service.fold
             ways = Ways(fold.moves.open.values())
             return [volume_view(fold, each, ways, unreachable.get(each.agent)) for each in by_speed(fold)]
@@ -253,7 +253,7 @@ class ServiceReader:
         age_s: tuple[float, float] | None = None,
     ) -> BlockPage:
         start = _parse_cursor(after) if after is not None else -1
-        with self._service.lock:
+        with self._service.lock.shared():
             fold = self._service.fold
             place = None
             if volume is not None:
@@ -276,7 +276,7 @@ class ServiceReader:
             last_touch_us=last_touch_us,
             rows_max=PAGE_ROWS_MAX,
         )
-        with self._service.lock:
+        with self._service.lock.shared():
             # Looked up anew: a row that was freed meanwhile may be another tenant's block by now.
             fresh = [fold.index.get(block.key) for block in blocks]
             views = [block_view(fold, block) for block in fresh if block is not None]
@@ -296,13 +296,13 @@ class ServiceReader:
         volume: str | None = None,
         tenant: str | None = None,
     ) -> MovesView:
-        with self._service.lock:
+        with self._service.lock.shared():
             return moves_view(
                 self._service.fold, limit, after=after, state=state, kind=kind, volume=volume, tenant=tenant
             )
 
     def compactions(self, limit: int = 50) -> CompactionsView:
-        with self._service.lock:
+        with self._service.lock.shared():
             return compactions_view(self._service.fold, limit)
 
     def producers(self) -> list[ProducerView]:
@@ -311,7 +311,7 @@ class ServiceReader:
         seen = dict(thread.figures.seen_s) if thread is not None else {}
         resends = dict(thread.intake.resends) if thread is not None else {}
         moment = time.monotonic()
-        with service.lock:
+        with service.lock.shared():
             placed: Counter[int] = Counter()
             figures = service.fold.index.totals().by_place
             for key, place in zip(service.fold.index.places, figures, strict=False):
@@ -328,7 +328,7 @@ class ServiceReader:
             ]
 
     def policies(self) -> PoliciesView:
-        with self._service.lock:
+        with self._service.lock.shared():
             return policies_view(self._service.fold)
 
     def comparison(self) -> ComparisonView:
@@ -345,7 +345,7 @@ class ServiceReader:
         group: int = 0,
         prefill_tokens_per_s: float | None = None,
     ) -> LoadAdviceView:
-        with self._service.lock:
+        with self._service.lock.shared():
             fold = self._service.fold
             volumes = [volume.as_read() for volume in fold.volumes.values() if not volume.away]
             allowed = namespaces_of(fold, tenant, namespace_id)

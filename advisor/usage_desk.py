@@ -46,10 +46,10 @@ class ServiceUsage:
 
     def _count(self, tenant: str) -> TenantUsage:
         fold = self._service.fold
-        with self._service.lock:
+        with self._service.lock.shared():
             namespaces = {each for each, namespace in fold.namespaces.items() if namespace.tenant == tenant}
         blocks, sizes = count_by_place(fold.index, namespaces)
-        with self._service.lock:
+        with self._service.lock.shared():
             known = fold.index.totals().by_namespace
             places = [
                 PlaceUsage(

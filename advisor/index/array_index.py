@@ -466,7 +466,7 @@ class ArrayIndex:
         while True:
             room = limit + 1 - len(blocks)
             out = np.empty(1 + (_PAGE_ROWS if is_sifted else room), np.int32)
-            with self.lock:
+            with self.lock.shared():
                 realms = _ALL_REALMS if namespace_ids is None else self._realms_of(namespace_ids)
                 found = order_kernels.page_rows(self.tables, after, _PAGE_ROWS, where, tier or 0, realms, pattern, out)
                 rows = out[1 : 1 + found]
@@ -502,11 +502,11 @@ class ArrayIndex:
         """Placed blocks with this hash, of every namespace and group or of the namespaces' groups."""
         pairs = as_pairs((sequence_hash,))
         wanted = None if namespace_ids is None else set(namespace_ids)
-        with self.lock:
+        with self.lock.shared():
             realms = [realm for (each, _), realm in self._realm_ids.items() if wanted is None or each in wanted]
         found: list[BlockRow] = []
         for begin in range(0, len(realms), _REALMS_A_STEP):
-            with self.lock:
+            with self.lock.shared():
                 for realm in realms[begin : begin + _REALMS_A_STEP]:
                     row = int(match_kernel.row_of_key(self._lookup, pairs, realm))
                     if row < 0 or self.tables.blocks[row].placed < 0:
@@ -523,7 +523,7 @@ class ArrayIndex:
 
     def totals(self) -> Totals:
         """Figures of the whole index at one moment."""
-        with self.lock:
+        with self.lock.shared():
             places = self.tables.places[: len(self.places)]
             columns = (places["placements"].tolist(), places["placed_bytes"].tolist(), places["reads"].tolist())
             by_place = [PlaceFigures(*row) for row in zip(*columns, strict=True)]
@@ -547,7 +547,7 @@ class ArrayIndex:
 
     def group_of(self, row: int) -> Group:
         """The prefix group of a block."""
-        with self.lock:
+        with self.lock.shared():
             while (parent := int(self.tables.blocks[row].parent)) >= 0:
                 row = parent
             return self._groups(np.array([row], np.int32))[0]
@@ -558,7 +558,7 @@ class ArrayIndex:
         after, ended = -1, False
         while not ended:
             out = np.empty(_PAGE_ROWS + 1, np.int32)
-            with self.lock:
+            with self.lock.shared():
                 found = int(order_kernels.roots(self.tables, after, _PAGE_ROWS, out))
                 after = int(out[0])
                 ended = after >= self._state[BLOCK_TOP] - 1
