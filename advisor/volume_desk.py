@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,12 +21,13 @@ from advisor.volume_picture import (
     volume_view,
     written_view,
 )
-from advisor.volume_views import HealthView, ScrubView, UnregisteredView, VolumeDetail
+from advisor.volume_views import HealthView, HeatView, ScrubView, UnregisteredView, VolumeDetail
 from advisor.wording import bytes_text
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import StorageAgentError
 from storage_agent.port import AgentPort, VolumeStat
 
+SAMPLE_KEPT_S = 10.0
 USERS_WAIT_S = 5.0
 """How long an agent waits for those that use a volume before it refuses to let it go."""
 
@@ -36,23 +38,22 @@ class ServiceVolumes:
     def __init__(self, service: AdvisorService) -> None:
         self._service = service
         self._scrubs = ScrubRunner(service)
+        self._heats: dict[str, tuple[float, HeatView]] = {}
+        """By volume: when it was looked at, and what was seen."""
 
     def get(self, volume: str) -> VolumeDetail:
         """See `AdvisorVolumes.get`."""
         service = self._service
-        with service.lock:
-            place = self._known(volume).place
-        sample = sample_of(service.fold.index, place)  # not under one lock: a large volume is looked through in steps
+        heat = self._heat(volume)
         with service.lock:
             fold, known = service.fold, self._known(volume)
             ways = Ways(fold.moves.open.values())
             layout = fold.compactions.layouts.get(volume)
-            held = fold.index.place_figures(place).blocks
             return VolumeDetail(
                 volume=volume_view(fold, known, ways, service.unreachable.get(known.agent)),
                 descriptor=known.descriptor,
                 health=self._health(known),
-                heat=heat_view(sample, place, held, fold.now_us),
+                heat=heat,
                 read=speed_view(fold, known, "read"),
                 write=speed_view(fold, known, "write"),
                 written=written_view(fold, known),
@@ -166,6 +167,20 @@ class ServiceVolumes:
             names = ", ".join(sorted(volumes)) or "none: there is none yet"
             raise NothingSuch(f"volume {volume!r} is not registered: name one of {names}")
         return volumes[volume]
+
+    def _heat(self, volume: str) -> HeatView:
+        """A sample is not taken again for `SAMPLE_KEPT_S`: it costs the processor a tenth of a second."""
+        with self._service.lock:
+            fold, known = self._service.fold, self._known(volume)
+        kept = self._heats.get(volume)
+        if kept is not None and time.monotonic() - kept[0] < SAMPLE_KEPT_S:
+            return kept[1]
+        sample = sample_of(fold.index, known.place)
+        held = fold.index.place_figures(known.place).blocks
+        heat = heat_view(sample, known.place, held, fold.now_us)
+        if heat.sampled:
+            self._heats[volume] = (time.monotonic(), heat)
+        return heat
 
     def _health(self, volume: VolumeState) -> HealthView | None:
         stat = self._service.agent_stats.get(volume.agent)

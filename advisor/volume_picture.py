@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from advisor.fold import Fold, VolumeState
-from advisor.index import ArrayIndex, BlockRow
+from advisor.index import ArrayIndex, BlockRow, IndexFault
 from advisor.moves import FREES_SOURCE, Move
 from advisor.views import VolumeView
 from advisor.volume_views import DrainView, HeatBin, HeatView, SpeedView, WayView, WrittenView
 from advisor.wording import duration_text
 
 SAMPLE_BLOCKS = 4_096
-SAMPLE_PIECES = 64
-"""A sample is so many runs of blocks, begun at even distances over the index."""
+PIECE_BLOCKS = 64
+"""A sample is runs of so many blocks, begun at even distances over the index."""
 AGES_S = (0.0, 1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0, 1_000_000.0)
 TOUCHES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 """Where bins begin; each ends where the next begins."""
@@ -130,17 +131,30 @@ def written_view(fold: Fold, volume: VolumeState) -> WrittenView:
 
 
 def sample_of(index: ArrayIndex, place: int) -> list[BlockRow]:
-    """All blocks of a place, or `SAMPLE_BLOCKS` at most of them. Takes the index's lock itself, for moments."""
+    """All blocks of a place, or `SAMPLE_BLOCKS` at most of them, each as it is when it is looked at.
+
+    Takes the index's lock itself, for `PIECE_BLOCKS` at a time.
+    """
     if index.place_figures(place).blocks <= SAMPLE_BLOCKS:
-        with index.lock:
-            return index.blocks_of(index.coldest(place, SAMPLE_BLOCKS))
+        rows = index.coldest(place, SAMPLE_BLOCKS)
+        pieces = [rows[start : start + PIECE_BLOCKS] for start in range(0, len(rows), PIECE_BLOCKS)]
+        return [block for piece in pieces for block in _still_there(index, piece, place)]
     totals = index.totals()
-    step = (totals.blocks + totals.ghosts) // SAMPLE_PIECES
+    step = (totals.blocks + totals.ghosts) // (SAMPLE_BLOCKS // PIECE_BLOCKS)
     found: dict[int, BlockRow] = {}
-    for piece in range(SAMPLE_PIECES):
-        blocks, _ = index.page(piece * step - 1, SAMPLE_BLOCKS // SAMPLE_PIECES, place=place)
+    for piece in range(SAMPLE_BLOCKS // PIECE_BLOCKS):
+        blocks, _ = index.page(piece * step - 1, PIECE_BLOCKS, place=place)
         found.update((block.row, block) for block in blocks)
     return list(found.values())
+
+
+def _still_there(index: ArrayIndex, rows: Iterable[int], place: int) -> Iterator[BlockRow]:
+    with index.lock:
+        for row in rows:
+            with suppress(IndexFault):  # it went since
+                block = index.block(row)
+                if block.placed_in(place) is not None:
+                    yield block
 
 
 def heat_view(blocks: Sequence[BlockRow], place: int, held: int, now_us: int) -> HeatView:
