@@ -20,9 +20,9 @@ class MoveKind(StrEnum):
     PROMOTE = "promote"
     """Copy to a faster volume; the slower copy stays."""
     DEMOTE = "demote"
-    """Copy to a slower volume, then free the fast copy."""
+    """Copy to a slower volume, or from one that is drained to any, then free the source."""
     DROP = "drop"
-    """Free the fast copy after reading and checking the slower one."""
+    """Free the fast copy after reading and checking the slower one; of a drained volume, after any other."""
     DELETE = "delete"
     """Free the last copy: the slowest volume is past its high watermark. Or any copy, where a person orders it."""
 
