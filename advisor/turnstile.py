@@ -16,8 +16,8 @@ class Turnstile:
     Python's lock is unfair: who releases it and asks again at once mostly gets it. Here whoever waits holds the gate,
     so the writer, asking again, queues behind one reader at least.
 
-    A holder that changes nothing for a while (`open_to_readers`) lets in those that only read (`shared`), one at a time:
-    what they read may keep notes of its own.
+    A holder that changes nothing for a while (`open_to_readers`) lets in those that only read (`shared`), one at a
+    time: what they read may keep notes of its own.
     """
 
     __slots__ = ("_depth", "_door", "_gate", "_lock", "_open", "_owner", "_visitor")
