@@ -53,7 +53,7 @@ def identity_routes(parts: AdminParts) -> APIRouter:
 
     @routes.get("/tokens", summary="The tokens there are", dependencies=[Depends(needs(Scope.ADMIN))],
                 responses=documented(409))
-    def tokens() -> list[TokenView]:
+    async def tokens() -> list[TokenView]:
         """At most 1,024, oldest first. `kvadvisor token` makes and revokes them."""
         try:
             uses = parts.doorkeeper.tokens()

@@ -67,7 +67,7 @@ def login_routes(pages: Pages, parts: AdminParts) -> APIRouter:
         return answer
 
     @routes.post("/logout")
-    def log_out(request: Request, _: Annotated[Identity, Depends(needs(Scope.READ, tenants=True))]) -> Response:
+    async def log_out(request: Request, _: Annotated[Identity, Depends(needs(Scope.READ, tenants=True))]) -> Response:
         doorkeeper.log_out(request.cookies.get(cookie, ""), address_of(request))
         answer = RedirectResponse("/login", status_code=303)
         answer.delete_cookie(cookie, path="/", secure=secure, httponly=True, samesite="strict")
