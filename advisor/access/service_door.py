@@ -13,7 +13,6 @@ from advisor.access.token_file import TokenFile
 from advisor.api_settings import OidcSettings
 from advisor.entries import OperatorEntry
 from advisor.errors import AdvisorError
-from advisor.pipeline import StoppedError
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings
 
@@ -35,7 +34,7 @@ def open_door(service: AdvisorService) -> Doorkeeper:
 
     def note(who: Identity, action: str, detail: str) -> None:
         # A service that is stopping takes no more entries; who logs out meanwhile is out all the same.
-        with contextlib.suppress(StoppedError, AdvisorError):
+        with contextlib.suppress(AdvisorError):
             service.submit(OperatorEntry(who.name, action, detail=detail))
 
     return Doorkeeper(
