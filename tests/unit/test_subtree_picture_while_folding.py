@@ -49,7 +49,7 @@ def test_pictures_while_rows_pass_from_one_namespace_to_the_other_are_sound_and_
     writer = threading.Thread(target=fold)
     writer.start()
     try:
-        for _ in range(5 if INTERPRETED else 30):
+        for _ in range(5 if INTERPRETED else 12):
             picture = Picture.take(index, slice_rows=97)
             waiting, seen = picture.groups().tolist(), 0
             while waiting:
