@@ -7,8 +7,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import pytest
 
+from advisor.access.doorkeeper import Doorkeeper
+from advisor.access.identity import LOCAL
+from advisor.api.app import create_app
+from advisor.api.parts import AdminParts
 from advisor.audit_desk import ServiceAudit
 from advisor.audit_views import AuditPage
 from advisor.block_desk import ServiceBlocks
@@ -121,6 +126,28 @@ def test_put_use_move_and_deletion_are_told_with_their_reasons(service: AdvisorS
     assert [(s.position, s.kind, s.place) for s in pieces] == [(s.position, s.kind, s.place) for s in page.steps]
     assert [s.kind for s in reversed(history(service, OTHER).steps)] == ["stored"]
     assert history(service, 99).steps == []
+
+
+def test_pages_show_a_running_service(service: AdvisorService, storage: Storage) -> None:
+    storage.put("slow", BLOCK)
+    eventually(lambda: agrees(service, storage), "what was put")
+
+    async def shown(log: LogDesk) -> list[str]:
+        parts = AdminParts(
+            ServiceReader(service, log), lambda: b"", doorkeeper=Doorkeeper(anonymous=LOCAL),
+            blocks=ServiceBlocks(service, log), audit=ServiceAudit(log),
+        )  # fmt: skip
+        door = httpx.ASGITransport(create_app(parts))
+        async with httpx.AsyncClient(transport=door, base_url="http://127.0.0.1") as client:
+            answers = [await client.get(path) for path in ("/blocks?tenant=acme", f"/blocks/{BLOCK:032x}", "/settings")]
+        assert [answer.status_code for answer in answers] == [200, 200, 200]
+        return [answer.text for answer in answers]
+
+    blocks, block, settings = asked(service, shown)
+    assert f"{BLOCK:032x}" in blocks
+    assert "copied there, 512 B" in block
+    assert "This is all that the log says" in block
+    assert "settings-in-force" in settings
 
 
 def test_a_tenant_is_told_of_its_own_blocks_alone(service: AdvisorService, storage: Storage) -> None:
