@@ -17,7 +17,7 @@ NAMED_MAX = 3
 FULL_PATIENCE_S = 60.0
 """To be past the high watermark for a while is how room is made."""
 
-_PAGES = {"source": "/producers", "hook": "/producers", "agent": "/volumes"}
+_PAGES = dict.fromkeys(("source", "agent", "hook"), "/producers#connections")
 """The page that helps with a check, by the first word of its name."""
 
 _EXPECTED = ("healthy", "paused", "being drained", "drained", "agent unreachable")

@@ -47,13 +47,15 @@ class NavigationEntry:
     label: str
     part: str = ""
     """The field of `AdminParts` that the page stands on: without it the page is not there."""
+    tenants: bool = False
+    """It is served to who sees one tenant alone, too."""
 
 
 NAVIGATION = (
     NavigationEntry("overview", "/", "Overview"),
     NavigationEntry("volumes", "/volumes", "Volumes", "volumes"),
-    NavigationEntry("prefixes", "/prefixes", "Prefixes", "prefixes"),
-    NavigationEntry("blocks", "/blocks", "Blocks"),
+    NavigationEntry("prefixes", "/prefixes", "Prefixes", "prefixes", tenants=True),
+    NavigationEntry("blocks", "/blocks", "Blocks", tenants=True),
     NavigationEntry("moves", "/moves", "Moves"),
     NavigationEntry("producers", "/producers", "Producers"),
     NavigationEntry("replay", "/replay", "Replay", "replays"),

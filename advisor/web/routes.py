@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.staticfiles import StaticFiles
 
@@ -37,7 +37,9 @@ def page_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRouter:
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
     @routes.get("/")
-    async def overview(who: Reader) -> HTMLResponse:
+    async def overview(who: Annotated[Identity, Depends(needs(Scope.READ, tenants=True))]) -> Response:
+        if who.tenant:
+            return RedirectResponse("/blocks", status_code=303)
         return HTMLResponse(pages.overview(await feed.current(), feed.alerts, who))
 
     @routes.get("/docs")

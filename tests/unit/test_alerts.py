@@ -28,7 +28,7 @@ def test_each_trouble_links_to_the_page_that_helps() -> None:
     reader.summary_view = reader.summary_view.model_copy(update={"paused": True})
     found = alerts(reader)
     assert {key: alert.page for key, alert in found.items()} == {
-        "check source vllm": "/producers", "check log": "", "full nvme-b": "/volumes/nvme-b",
+        "check source vllm": "/producers#connections", "check log": "", "full nvme-b": "/volumes/nvme-b",
         "volume lustre-01": "/volumes/lustre-01", "volume s3-archive": "/volumes/s3-archive",
         "partial": "/producers?state=partial", "paused": "/moves",
     }
