@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 from as_tenant import entering
@@ -23,9 +24,14 @@ ADMINS = {"POST /api/v1/volumes", "DELETE /api/v1/volumes/nvme-a", "POST /api/v1
 PAGES = ("/volumes", "/volumes/nvme-a", "/moves", "/moves/plan")
 
 
+@cache
+def looking(scope: Scope, tenant: str = "") -> Direct:
+    return Direct(SampleReader(), **entering(scope, tenant))
+
+
 def writes(scope: Scope) -> set[str]:
-    client = Direct(SampleReader(), **entering(scope))
-    found = {sent for page in PAGES for sent in re.findall(r'data-send="([^"]+)"', client.get(page).text)}
+    texts = (looking(scope).get(page).text for page in PAGES)
+    found = {sent for text in texts for sent in re.findall(r'data-send="([^"]+)"', text)}
     return {sent for sent in found if not re.search("/moves/[^/]+/(cancel|retry)$", sent)}
 
 
@@ -37,20 +43,20 @@ def test_buttons_are_those_of_the_scope() -> None:
 
 
 def test_open_moves_are_cancelled_and_aborted_ones_retried_by_planners() -> None:
-    text = Direct(SampleReader(), **entering(Scope.PLAN)).get("/moves").text
+    text = looking(Scope.PLAN).get("/moves").text
     assert len(re.findall(r"/moves/[^/\"]+/cancel", text)) == 42
     assert len(re.findall(r"/moves/[^/\"]+/retry", text)) == 1
 
 
 def test_who_is_logged_in_is_said_with_a_way_out() -> None:
-    text = Direct(SampleReader(), **entering(Scope.PLAN, name="ann")).get("/moves").text
+    text = looking(Scope.PLAN).get("/moves").text
     assert "ann · plan" in text
     assert 'action="/logout"' in text
     assert "/logout" not in Direct(SampleReader()).get("/moves").text
 
 
 def test_one_tenant_alone_is_led_to_its_blocks_and_sees_no_other_pages() -> None:
-    client = Direct(SampleReader(), **entering(Scope.ADMIN, tenant="agents"))
+    client = looking(Scope.ADMIN, "agents")
     answer = client.get("/")
     assert (answer.status_code, answer.headers["location"]) == (303, "/blocks")
     listed = re.findall(r'<a href="([^"]+)"', client.get("/blocks").text.partition("</nav>")[0].partition("<nav")[2])
@@ -59,5 +65,4 @@ def test_one_tenant_alone_is_led_to_its_blocks_and_sees_no_other_pages() -> None
 
 @pytest.mark.parametrize("page", ["/volumes", "/volumes/nvme-a", "/moves", "/moves/plan", "/producers", "/live"])
 def test_pages_of_all_tenants_are_refused_to_one(page: str) -> None:
-    client = Direct(SampleReader(), **entering(Scope.ADMIN, tenant="agents"))
-    assert client.get(page).status_code == 403
+    assert looking(Scope.ADMIN, "agents").get(page).status_code == 403

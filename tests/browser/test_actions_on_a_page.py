@@ -15,12 +15,12 @@ from watched import opened
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def actions() -> SampleActions:
     return SampleActions()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served(actions: SampleActions) -> Iterator[Served]:
     with serving(SampleReader(), actions=actions) as served:
         yield served

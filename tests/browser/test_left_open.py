@@ -16,8 +16,8 @@ from advisor.views import Summary
 
 pytestmark = pytest.mark.browser
 
-TIMES = 25
-"""At a change a second or two this is half a minute; each is a whole round of asking, parsing and swapping."""
+TIMES = 15
+"""At a change a second or two this is a quarter of a minute; each is a whole round of asking, parsing and swapping."""
 NODES_SPARE = 200
 """Of a page of some thousands: what the browser has not swept yet."""
 
