@@ -16,6 +16,7 @@ from sample_deletions import view as deletion
 from sample_reader import SampleReader, block_hash
 
 from advisor.access.identity import Identity, Scope
+from advisor.api import even_timing
 from advisor.api.cursors import BEGIN_AGAIN, Cursors
 from advisor.api.even_timing import QUANTUM_S, wait_s
 from advisor.deletions import Scope as Deleted
@@ -28,6 +29,13 @@ OTHERS_NAMES = {OTHER, OTHER_NAMESPACE, "misc", "rag-legal", "chat", "d-1"}
 OTHERS_COUNTS = {str(OTHER_BLOCKS), str(OTHER_BLOCKS + 250), "8412345", "18204551"}
 """Of the other tenant, and of all together."""
 OPEN = {"/healthz"}
+PAGES: dict[str, tuple[str, ...]] = {
+    "/": (), "/live": (), "/openapi.json": (), "/docs": (), "/volumes": (), "/moves": (), "/producers": (),
+    "/replay": (), "/settings": (), "/plan": (),
+    "/blocks": ("tenant", "hash_prefix", "namespace_id"), "/blocks/{hash}": ("namespace_id",),
+    "/prefixes": ("tenant", "namespace_id", "hash"),
+}  # fmt: skip
+"""With the parameters that name somebody's."""
 
 
 def full_reader() -> SampleReader:
@@ -83,23 +91,32 @@ VALUES = {"tenant": OTHER, "deletion_id": "d-1", "hash": OTHER_HASH, "namespace_
           "hash_prefix": OTHER_HASH, "volume_id": "nvme-a", "volume": "nvme-a"}  # fmt: skip
 
 
-def test_no_route_tells_of_others(inside: Direct, outside: Direct, reader: SampleReader) -> None:
+def parameters(*names: str) -> dict[str, Any]:
+    return {"parameters": [{"name": name, "in": "query"} for name in names]}
+
+
+def test_no_route_tells_of_others(
+    inside: Direct, outside: Direct, reader: SampleReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(even_timing, "wait_s", lambda _: 0.0)  # hundreds of requests
     document = outside.get("/openapi.json").json()
     routes = [(method.upper(), path, about) for path, methods in document["paths"].items()
               for method, about in methods.items()]  # fmt: skip
     answered = set()
-    for method, path, about in [*routes, ("GET", "/", {}), ("GET", "/live", {}), ("GET", "/openapi.json", {})]:
+    for method, path, about in [*routes, *(("GET", page, parameters(*names)) for page, names in PAGES.items())]:
         if path in OPEN:
             continue
         filled = re.sub(r"\{(\w+)\}", lambda part: VALUES.get(part[1], "x"), path)
         named = {p["name"]: VALUES[p["name"]] for p in about.get("parameters", [])
                  if p["in"] == "query" and p["name"] in VALUES}  # fmt: skip
-        for query in ({}, named, *({name: value} for name, value in named.items())):
+        alone = [{name: value} for name, value in named.items()] if len(named) > 1 else []
+        for query in [{}, named, *alone] if named else [{}]:
             question = {"hashes": [OTHER_HASH], "block_tokens": 16, "namespace_id": OTHER_NAMESPACE, "tenant": OTHER}
             answer = inside.request(method, filled, params=query, json=question if method != "GET" else None)
             assert answer.status_code < 500, (method, path, answer.text)
-            # An answer names the block or tenant that was asked about; a refusal every value that was sent.
-            echoed = set(VALUES.values()) if answer.status_code >= 400 else {v for v in VALUES.values() if v in filled}
+            # An answer names the block or tenant that was asked about; a page and a refusal every value that was sent.
+            is_page = path in PAGES
+            echoed = {v for v in VALUES.values() if is_page or answer.status_code >= 400 or v in filled}
             assert_nothing_of_others(answer, reader, echoed | ({OTHER_HASH} if "advice" in path else set()))
             if answer.status_code == 200:
                 answered.add(path)
@@ -108,7 +125,7 @@ def test_no_route_tells_of_others(inside: Direct, outside: Direct, reader: Sampl
     assert reader.asked_to_load[3] == OWN
     assert answered >= {
         "/api/v1/blocks", "/api/v1/advice/load", "/api/v1/deletions", "/api/v1/identity", "/api/v1/prefixes",
-        "/api/v1/tenants/{tenant}/usage",
+        "/api/v1/tenants/{tenant}/usage", "/blocks", "/blocks/{hash}", "/prefixes",
     }  # fmt: skip
 
 
