@@ -54,23 +54,23 @@ def run_command(arguments: Sequence[str], *, deadline_s: float, is_unwanted: Cal
         )
     except OSError as error:
         return Ended(f"kvadvisor {arguments[0]} could not be begun ({error.strerror}): free memory or processes")
+    assert process.stderr is not None
     deadline_at_s = time.monotonic() + deadline_s
     said = b""
     try:
-        with process:
-            assert process.stderr is not None
-            while process.poll() is None:
-                if is_unwanted():
-                    return Ended("", is_unwanted=True)
-                if time.monotonic() >= deadline_at_s:
-                    return Ended(
-                        f"kvadvisor {arguments[0]} was ended after {deadline_s:,.0f} s: ask for less, or run it by hand"
-                    )
-                said = _more(process.stderr.fileno(), said, _LOOK_S)
-            said = _more(process.stderr.fileno(), said, 0.0)
-            return Ended(_fault(arguments[0], process.returncode, said))
+        while process.poll() is None:
+            if is_unwanted():
+                return Ended("", is_unwanted=True)
+            if time.monotonic() >= deadline_at_s:
+                return Ended(
+                    f"kvadvisor {arguments[0]} was ended after {deadline_s:,.0f} s: ask for less, or run it by hand"
+                )
+            said = _more(process.stderr.fileno(), said, _LOOK_S)
+        said = _more(process.stderr.fileno(), said, 0.0)
+        return Ended(_fault(arguments[0], process.returncode, said))
     finally:
         _kill(process)
+        process.stderr.close()
 
 
 def _more(descriptor: int, said: bytes, wait_s: float) -> bytes:
