@@ -1,6 +1,6 @@
 """Commands of the command line as children of the service: at low priority, with an end that the service can set.
 
-`python -m advisor.attended PARENT COMMAND …` is such a child: it ends with the process PARENT, however that ends.
+`python -m advisor.attended PARENT NICE COMMAND …` is such a child: it ends with the process PARENT, however that ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Ended:
     is_unwanted: bool = False
 
 
-def run_command(arguments: Sequence[str], *, deadline_s: float, is_unwanted: Callable[[], bool]) -> Ended:
+def run_command(
+    arguments: Sequence[str], *, deadline_s: float, is_unwanted: Callable[[], bool], nice: int = NICE
+) -> Ended:
     """Run `kvadvisor ARGUMENTS` and wait for its end. What it prints is dropped; its processes end with it.
 
     `is_unwanted` is asked ten times a second: once it is true the command is killed. On the thread that calls it, which
@@ -46,7 +48,7 @@ def run_command(arguments: Sequence[str], *, deadline_s: float, is_unwanted: Cal
     """
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "advisor.attended", str(os.getpid()), *arguments],
+            [sys.executable, "-m", "advisor.attended", str(os.getpid()), str(nice), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -106,10 +108,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """The child. Ends with `SystemExit`."""
     die_with_parent(int(arguments[0]))
-    os.nice(NICE)
+    os.nice(int(arguments[1]))
     with contextlib.suppress(OSError):  # a kernel or container that has no such file, or forbids it
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
-    command_line(arguments[1:])
+    command_line(arguments[2:])
 
 
 if __name__ == "__main__":

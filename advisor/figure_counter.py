@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from advisor.attended import run_command
+from advisor.attended import NICE, run_command
 from advisor.recording_shelf import Shelved, without_place
 from advisor.recording_views import (
     EpochFiguresView,
@@ -35,8 +35,9 @@ _Stamp = tuple[int, int, int]
 class FigureCounter(threading.Thread):
     """Counts what is asked for, in turn, and keeps the last results. `look` may be called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, nice: int = NICE) -> None:
         super().__init__(name="kvadvisor-figures", daemon=True)
+        self._nice = nice
         self._waiting: queue.Queue[Shelved | None] = queue.Queue(WAITING_MAX)
         self._known: OrderedDict[_Stamp, RecordingFiguresView | str] = OrderedDict()
         self._asked: set[_Stamp] = set()
@@ -67,6 +68,19 @@ class FigureCounter(threading.Thread):
             if len(self._known) > KEPT_MAX:
                 self._known.popitem(last=False)
 
+    def count(self, path: Path, is_unwanted: Callable[[], bool]) -> RecordingFiguresView:
+        """Reads the whole of it at once, on the thread that calls.
+
+        Raises `RecordingError` for what cannot be read, or was not to be any more.
+        """
+        with TemporaryDirectory(prefix="kvadvisor-figures-") as folder:
+            out = Path(folder) / "figures.json"
+            arguments = ["inspect", str(path), "--requests", "--json", str(out)]
+            ended = run_command(arguments, deadline_s=COUNT_S_MAX, is_unwanted=is_unwanted, nice=self._nice)
+            if ended.fault or ended.is_unwanted:
+                raise RecordingError(ended.fault or f"{path} is not counted any more: ask again")
+            return _figures(json.loads(out.read_bytes()))
+
     def stop(self) -> None:
         """Ends what is under way."""
         self._stopping.set()
@@ -78,20 +92,9 @@ class FigureCounter(threading.Thread):
     def run(self) -> None:
         while (shelved := self._waiting.get()) is not None and not self._stopping.is_set():
             try:
-                self.know(shelved.stamp, count(shelved.path, is_unwanted=self._stopping.is_set))
+                self.know(shelved.stamp, self.count(shelved.path, self._stopping.is_set))
             except RecordingError as error:
                 self.know(shelved.stamp, without_place(str(error), shelved.path))
-
-
-def count(path: Path, *, is_unwanted: Callable[[], bool]) -> RecordingFiguresView:
-    """Reads the whole of it. Raises `RecordingError` for what cannot be read, or was not to be any more."""
-    with TemporaryDirectory(prefix="kvadvisor-figures-") as folder:
-        out = Path(folder) / "figures.json"
-        arguments = ["inspect", str(path), "--requests", "--json", str(out)]
-        ended = run_command(arguments, deadline_s=COUNT_S_MAX, is_unwanted=is_unwanted)
-        if ended.fault or ended.is_unwanted:
-            raise RecordingError(ended.fault or f"{path} is not counted any more: ask again")
-        return _figures(json.loads(out.read_bytes()))
 
 
 def _figures(read: dict[str, Any]) -> RecordingFiguresView:

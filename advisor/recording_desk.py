@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from advisor.attended import NICE
 from advisor.entries import OperatorEntry
 from advisor.errors import ActionRefused, NothingSuch
 from advisor.figure_counter import FigureCounter
@@ -36,11 +37,13 @@ CUT: Final = (
 class RecordingDesk:
     """`advisor.recording_views.AdvisorRecordings` over a running service, until it is closed."""
 
-    def __init__(self, service: AdvisorService, *, free_bytes_min: int = FREE_BYTES_MIN) -> None:
-        """Raises `OSError` where the folder cannot be made."""
+    def __init__(
+        self, service: AdvisorService, *, free_bytes_min: int = FREE_BYTES_MIN, nice: int = NICE
+    ) -> None:
+        """`nice`: of the processes that count files. Raises `OSError` where the folder cannot be made."""
         self._service = service
         self._shelf = RecordingShelf(service.settings.directory / FOLDER, free_bytes_min=free_bytes_min)
-        self._counter = FigureCounter()
+        self._counter = FigureCounter(nice)
         self._counter.start()
         self._lock = threading.Lock()
         self._running: dict[str, tuple[LogRecording, RecordingView]] = {}
@@ -237,7 +240,7 @@ class RecordingDesk:
                 with self._lock:
                     self._uploads.pop(name, None)
 
-            upload = Upload(path, self.upload_bytes_max, self._shelf.require_room, keep, ended)
+            upload = Upload(path, self.upload_bytes_max, self._shelf.require_room, self._counter.count, keep, ended)
             self._uploads[name] = upload
             return upload
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from advisor.errors import ActionRefused
-from advisor.figure_counter import count
 from advisor.recording_shelf import NoRoom, TooLarge, facts_of, without_place
 from advisor.recording_views import RecordingFiguresView, RecordingView
 from event_plane.errors import RecordingError
@@ -22,14 +21,16 @@ class Upload:
         path: Path,
         bytes_max: int,
         require_room: Callable[[], None],
+        count: Callable[[Path, Callable[[], bool]], RecordingFiguresView],
         keep: Callable[[Upload, RecordingFiguresView], RecordingView],
         ended: Callable[[Upload], None],
     ) -> None:
-        """`keep` gives a whole one its name; `ended` is called once, whatever became of it. Raises `NoRoom`."""
+        """`count` reads all of a file, unless it is told that nobody wants it any more; `keep` gives a whole one its name; `ended` is called once, whatever became of it. Raises `NoRoom`."""
         self.path = path
         self.size_bytes = 0
         self._bytes_max = bytes_max
         self._require_room = require_room
+        self._count = count
         self._keep = keep
         self._ended = ended
         self._unwanted = threading.Event()
@@ -65,7 +66,7 @@ class Upload:
                 self._part.file.flush()
                 if fault := facts_of(part).fault:
                     raise RecordingError(fault)
-                figures = count(part, is_unwanted=self._unwanted.is_set)
+                figures = self._count(part, self._unwanted.is_set)
                 return self._keep(self, figures)
             except OSError as error:
                 raise self._no_room(self._part.unwritable(error)) from error

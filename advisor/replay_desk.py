@@ -17,7 +17,7 @@ from uuid import uuid4
 import structlog
 from pydantic import ValidationError
 
-from advisor.attended import Ended, run_command
+from advisor.attended import NICE, Ended, run_command
 from advisor.entries import OperatorEntry
 from advisor.errors import ActionRefused, AdvisorError, NothingSuch
 from advisor.outputs import replace_json
@@ -57,8 +57,10 @@ class _Replay:
 class ReplayDesk:
     """`advisor.replay_views.AdvisorReplays`, until it is closed. What was under way then has failed."""
 
-    def __init__(self, service: AdvisorService, recordings: AdvisorRecordings) -> None:
-        """Takes up the replays of former starts. Raises `OSError` where the folder cannot be made."""
+    def __init__(self, service: AdvisorService, recordings: AdvisorRecordings, *, nice: int = NICE) -> None:
+        """Takes up the replays of former starts. `nice`: of its processes. Raises `OSError` where the folder cannot be
+        made."""
+        self._nice = nice
         self._service = service
         self._recordings = recordings
         self._folder = (service.settings.directory / FOLDER).absolute()
@@ -244,6 +246,7 @@ class ReplayDesk:
             replay_arguments(order, recording, folder / _RESULTS, folder / _REPORT),
             deadline_s=REPLAY_S_MAX,
             is_unwanted=replay.unwanted.is_set,
+            nice=self._nice,
         )
         if ended.fault or ended.is_unwanted or not order.advise:
             return _told(ended, recording, folder), ""
@@ -251,6 +254,7 @@ class ReplayDesk:
             advise_arguments(recording, folder / _ADVICE),
             deadline_s=ADVISE_S_MAX,
             is_unwanted=replay.unwanted.is_set,
+            nice=self._nice,
         )
         fault = _told(ended, recording, folder)
         return "", f"there is no advice: {fault}" if fault else ""

@@ -62,8 +62,8 @@ def test_a_trace_is_sent_replayed_and_its_report_read_in_a_sandbox(chromium: Bro
     settings = AdvisorSettings(directory=tmp_path / "advisor")
     with (
         AdvisorService(settings) as service,
-        RecordingDesk(service) as desk,
-        ReplayDesk(service, desk) as runs,
+        RecordingDesk(service, nice=0) as desk,
+        ReplayDesk(service, desk, nice=0) as runs,
         serving(SampleReader(), recordings=desk, replays=runs) as served,
     ):
         watched = opened(chromium, f"{served.url}replay", color_scheme="dark")

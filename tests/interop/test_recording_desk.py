@@ -70,7 +70,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, urls: list[str]) -> Iterat
 
 @pytest.fixture(scope="module")
 def desk(service: AdvisorService) -> Iterator[RecordingDesk]:
-    with RecordingDesk(service) as opened:
+    with RecordingDesk(service, nice=0) as opened:
         yield opened
 
 
@@ -253,7 +253,7 @@ def test_what_a_killed_recorder_left_is_listed_as_cut_and_can_be_deleted(desk: R
 
 
 def test_closing_ends_recordings_whole(service: AdvisorService, publisher: BatchPublisher, folder: Path) -> None:
-    with RecordingDesk(service) as closed:
+    with RecordingDesk(service, nice=0) as closed:
         closed.start("ann", "last", seconds=None, events=None)
         publish(service, publisher, range(61, 71))
     assert sum(len(each.batch.records) for each in read_parquet(folder / "last")) == 10

@@ -39,7 +39,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdvisorService
 
 @pytest.fixture(scope="module")
 def recordings(service: AdvisorService) -> Iterator[RecordingDesk]:
-    with RecordingDesk(service) as opened:
+    with RecordingDesk(service, nice=0) as opened:
         lines = [
             {"timestamp": turn * 1_000, "input_length": 2_048, "output_length": 1, "hash_ids": [1, 2, 3, turn]}
             for turn in range(4, 34)
@@ -51,7 +51,7 @@ def recordings(service: AdvisorService) -> Iterator[RecordingDesk]:
 
 @pytest.fixture
 def desk(service: AdvisorService, recordings: RecordingDesk) -> Iterator[ReplayDesk]:
-    with ReplayDesk(service, recordings) as opened:
+    with ReplayDesk(service, recordings, nice=0) as opened:
         yield opened
         for view in opened.list():
             opened.delete("test", view.id)
@@ -114,7 +114,7 @@ def test_eight_wait_and_the_one_that_runs_ends_when_it_is_cancelled(desk: Replay
 def test_closing_ends_what_runs_and_the_next_start_tells_of_it(
     service: AdvisorService, recordings: RecordingDesk
 ) -> None:
-    with ReplayDesk(service, recordings) as closed:
+    with ReplayDesk(service, recordings, nice=0) as closed:
         first, second = closed.start("ann", ONE), closed.start("ann", ONE)
         eventually(lambda: bool(children()), "a child process")
     assert children() == []
@@ -123,7 +123,7 @@ def test_closing_ends_what_runs_and_the_next_start_tells_of_it(
     torn = json.loads((folder / second.id / "replay.json").read_bytes()) | {"state": "running", "note": ""}
     (folder / second.id / "replay.json").write_text(json.dumps(torn))
     (folder / "odd").mkdir()
-    with ReplayDesk(service, recordings) as again:
+    with ReplayDesk(service, recordings, nice=0) as again:
         assert {view.id: (view.state, view.note) for view in again.list()} == {
             each.id: ("failed", "the advisor stopped meanwhile: start it again") for each in (first, second)
         }
@@ -159,7 +159,7 @@ def test_the_last_fifty_are_kept(service: AdvisorService, recordings: RecordingD
         )  # fmt: skip
         (folder / view.id).mkdir()
         (folder / view.id / "replay.json").write_text(view.model_dump_json())
-    with ReplayDesk(service, recordings) as desk:
+    with ReplayDesk(service, recordings, nice=0) as desk:
         newest = desk.start("ann", ONE)
         kept = [view.id for view in desk.list()]
         assert kept == [newest.id, *(f"r-{number:012x}" for number in range(KEPT_MAX - 1, 0, -1))]
@@ -174,11 +174,11 @@ def test_the_last_fifty_are_kept(service: AdvisorService, recordings: RecordingD
     ],
 )
 def test_a_command_that_fails_says_why_in_its_own_words(arguments: Sequence[str], said: str) -> None:
-    ended = run_command(arguments, deadline_s=120, is_unwanted=lambda: False)
+    ended = run_command(arguments, deadline_s=120, is_unwanted=lambda: False, nice=0)
     assert ended.fault.startswith(said)
 
 
 def test_a_command_past_its_deadline_is_ended() -> None:
-    ended = run_command(["bench"], deadline_s=0.0, is_unwanted=lambda: False)
+    ended = run_command(["bench"], deadline_s=0.0, is_unwanted=lambda: False, nice=0)
     assert ended.fault == "kvadvisor bench was ended after 0 s: ask for less, or run it by hand"
     assert children() == []
