@@ -45,7 +45,7 @@ class ServiceVolumes:
         """See `AdvisorVolumes.get`."""
         service = self._service
         heat = self._heat(volume)
-        with service.lock:
+        with service.lock.shared():
             fold, known = service.fold, self._known(volume)
             ways = Ways(fold.moves.open.values())
             layout = fold.compactions.layouts.get(volume)
@@ -67,7 +67,7 @@ class ServiceVolumes:
     def register(self, actor: str, agent: str, descriptor: VolumeDescriptor) -> VolumeDetail:
         """See `AdvisorVolumes.register`."""
         service = self._service
-        with service.lock:
+        with service.lock.shared():
             known = service.fold.volumes.get(descriptor.id)
         if known is not None and known.agent != agent:
             raise ActionRefused(f"volume {descriptor.id!r} is registered with agent {known.agent}: choose another id")
@@ -75,7 +75,7 @@ class ServiceVolumes:
             self._log(OperatorEntry(actor, "register", descriptor.id, detail=f"on agent {agent}"))
             port.register_volume(descriptor, term=service.term)
         self._look(agent)
-        with service.lock:
+        with service.lock.shared():
             if descriptor.id not in service.fold.volumes:
                 raise ActionRefused(f"agent {agent} did it, as a view: the agent that owns the volume tells of it")
         return self.get(descriptor.id)
@@ -83,7 +83,7 @@ class ServiceVolumes:
     def unregister(self, actor: str, volume: str, *, force: bool = False) -> UnregisteredView:
         """See `AdvisorVolumes.unregister`. What the agent holds counts too: its events may be on their way."""
         service = self._service
-        with service.lock:
+        with service.lock.shared():
             known = self._known(volume)
             figures = service.fold.index.place_figures(known.place)
         agent = known.agent
@@ -109,7 +109,7 @@ class ServiceVolumes:
 
     def undrain(self, actor: str, volume: str) -> VolumeDetail:
         """See `AdvisorVolumes.undrain`."""
-        with self._service.lock:
+        with self._service.lock.shared():
             if self._known(volume).drain is None:
                 raise ActionRefused(f"volume {volume} is not being drained: there is nothing to take back")
         return self._ordered(OperatorEntry(actor, "undrain", volume))
@@ -124,7 +124,7 @@ class ServiceVolumes:
         high_watermark: float | None = None,
     ) -> VolumeDetail:
         """See `AdvisorVolumes.change`. The agent is asked first: where it refuses, nothing is changed."""
-        with self._service.lock:
+        with self._service.lock.shared():
             known = self._known(volume)
             low = known.low_watermark if low_watermark is None else low_watermark
             high = known.high_watermark if high_watermark is None else high_watermark
@@ -145,13 +145,13 @@ class ServiceVolumes:
 
     def scrub(self, actor: str, volume: str) -> ScrubView:
         """See `AdvisorVolumes.scrub`."""
-        with self._service.lock:
+        with self._service.lock.shared():
             agent = self._known(volume).agent
         return self._scrubs.begin(actor, volume, agent)
 
     def scrub_of(self, volume: str) -> ScrubView:
         """See `AdvisorVolumes.scrub_of`."""
-        with self._service.lock:
+        with self._service.lock.shared():
             self._known(volume)
         last = self._scrubs.last(volume)
         if last is None:
@@ -170,7 +170,7 @@ class ServiceVolumes:
 
     def _heat(self, volume: str) -> HeatView:
         """A sample is not taken again for `SAMPLE_KEPT_S`: it costs the processor a tenth of a second."""
-        with self._service.lock:
+        with self._service.lock.shared():
             fold, known = self._service.fold, self._known(volume)
         kept = self._heats.get(volume)
         if kept is not None and time.monotonic() - kept[0] < SAMPLE_KEPT_S:
@@ -195,7 +195,7 @@ class ServiceVolumes:
         )
 
     def _ordered(self, entry: OperatorEntry) -> VolumeDetail:
-        with self._service.lock:
+        with self._service.lock.shared():
             self._known(entry.volume)
         self._log(entry)
         return self.get(entry.volume)

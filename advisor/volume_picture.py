@@ -149,7 +149,7 @@ def sample_of(index: ArrayIndex, place: int) -> list[BlockRow]:
 
 
 def _still_there(index: ArrayIndex, rows: Iterable[int], place: int) -> Iterator[BlockRow]:
-    with index.lock:
+    with index.lock.shared():
         for row in rows:
             with suppress(IndexFault):  # it went since
                 block = index.block(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from advisor.entries import Measurement, MoveStep, OperatorEntry, Tick, VolumeEntry
@@ -186,3 +187,13 @@ def test_a_deletion_goes_on_while_its_volume_is_drained() -> None:
     moves = sorted((str(move.kind), move.key.sequence_hash) for move in instant.tick(S))
     assert moves == [("delete", 1), ("delete", 2), ("demote", 3)]
     assert (instant.held(1, SPACE), instant.held(3, other)) == ([], ["slow"])
+
+
+def test_a_checkpoint_that_knew_no_drained_volumes_is_read() -> None:
+    instant = begun()
+    instant.store("fast", [1], SPACE)
+    saved = msgspec.msgpack.decode(export_state(instant.fold))
+    before = {**saved, "version": 4, "volumes": [volume[:7] for volume in saved["volumes"]]}
+    again = Fold(instant.refolded().index)
+    restore_state(again, msgspec.msgpack.encode(before))
+    assert again.digest() == instant.fold.digest()
