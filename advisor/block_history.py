@@ -154,13 +154,13 @@ class Trail:
         elif told.event_type == EventType.ACCESS:
             kind, text, hits = "accessed", f"used {uses} times" if uses > 1 else "used once", uses
         elif told.event_type == EventType.REMOVE:
-            kind, text = "removed", "removed"
+            kind, text = "removed", "no longer there"
         else:
             return
         outcome = self._outcomes.get(OutcomeBatch(batch.producer, batch.epoch, batch.sequence))
         if outcome is not None and kind != "accessed":
             move = outcome.move_ids[0] if len(outcome.move_ids) == 1 else ""
-            text += f", when {'its move' if move else 'moves'} took {outcome.trigger}"
+            text += f", when {self._moves_text(outcome.move_ids)} took {outcome.trigger}"
         self._placers.add(batch.producer)
         of_record = {
             "namespace_id": "" if told.namespace_id is None else f"{told.namespace_id:016x}",
@@ -171,6 +171,13 @@ class Trail:
         }
         step = self._step(entry, kind, text, batch=batch, move=move)
         self._steps.append((None, step.model_copy(update=of_record)))
+
+    def _moves_text(self, move_ids: list[str]) -> str:
+        if len(move_ids) == 1:
+            return "its move"
+        positions = {move_id.partition("-")[0] for move_id in move_ids}
+        where = f" planned at position {positions.pop()}" if len(positions) == 1 and self._sought.tenant is None else ""
+        return f"one of {len(move_ids)} moves{where}"
 
     def _stored_text(self, batch: Batch, told: _Told) -> str:
         if batch.kind in _SNAPSHOT:

@@ -22,7 +22,6 @@ from advisor.web.paging import address
 PATH = "/blocks"
 
 BLOCKS_SHOWN = 100
-STEPS_SHOWN = 100
 
 Reader = Annotated[Identity, Depends(needs(Scope.READ, tenants=True))]
 

@@ -84,7 +84,7 @@ def test_records_of_the_block_are_told_and_no_others() -> None:
         (1, "stored", "pod-3/gpu", 0), (2, "accessed", "pod-3/gpu", 5), (4, "removed", "pod-3/gpu", 0),
         (4, "stored", "pod-3/cpu", 0),
     ]  # fmt: skip
-    assert [step.text for step in steps] == ["stored, 512 B", "used 5 times", "removed", "copied there, 512 B"]
+    assert [step.text for step in steps] == ["stored, 512 B", "used 5 times", "no longer there", "copied there, 512 B"]
     assert {(step.namespace_id, step.group, step.producer, step.epoch) for step in steps} == {
         (f"{OURS.namespace_id:016x}", 0, "pod-3", "1")
     }
@@ -152,12 +152,15 @@ def test_a_move_is_told_from_its_plan_to_the_copy_that_it_made() -> None:
     ]
 
 
-def test_a_copy_of_a_move_that_is_forgotten_says_which_step_it_was() -> None:
-    steps = told(
+def test_a_copy_of_a_move_that_is_forgotten_says_which_step_it_was_and_where_it_was_planned() -> None:
+    entries = [
         batch(record(EventType.STORE, flags=RecordFlag.COPY), sequence=8),
         control_entry(MoveStep("verify", ["1-0", "1-1"], outcome=OutcomeBatch(ENGINE, 1, 8))),
-    )
-    assert [(step.move, step.text) for step in steps] == [("", "copied there, 512 B, when moves took verify")]
+    ]
+    (step,) = told(*entries)
+    assert (step.move, step.text) == ("", "copied there, 512 B, when one of 2 moves planned at position 1 took verify")
+    (step,) = told(*entries, tenant="acme")
+    assert step.text == "copied there, 512 B, when one of 2 moves took verify"
 
 
 def test_deletions_that_cover_it_are_told() -> None:
