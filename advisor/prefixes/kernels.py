@@ -65,7 +65,7 @@ class Nodes(NamedTuple):
 
 @kernel
 def read_rows(t: Tables, first: int, end: int, rows: Rows) -> None:
-    """Copy rows `first` … `end` of the tables. The caller holds the index's lock."""
+    """Copy rows `first` … `end` of the tables. The caller holds the index's lock, shared."""
     for row in range(first, end):
         b = t.blocks[row]
         if int64(b.marks) & FREE:

@@ -79,7 +79,7 @@ class Picture:
     @classmethod
     def take(cls, index: ArrayIndex, slice_rows: int = SLICE_ROWS) -> Picture:
         """Takes time in proportion to the index, and the lock for `slice_rows` rows at a time. Raises `MemoryError`."""
-        with index.lock:
+        with index.lock.shared():
             count = int(index.tables.state[BLOCK_TOP])
             realms_before = index.tables.realms[["namespace_id", "group"]].copy()
         rows = Rows(
@@ -92,9 +92,9 @@ class Picture:
             end = min(first + slice_rows, count)
             for column in rows:
                 column[first:end] = 0  # memory that is used for the first time is waited for, here without the lock
-            with index.lock:
+            with index.lock.shared():
                 kernels.read_rows(index.tables, first, end, rows)
-        with index.lock:
+        with index.lock.shared():
             realms = index.tables.realms[["namespace_id", "group"]].copy()
         realms["namespace_id"][realms != realms_before] = NO_NAMESPACE
         used = int(rows.realm.max(initial=0)) + 1
