@@ -105,7 +105,8 @@ def check(descriptor: VolumeDescriptor) -> None:
     name = f"volume {descriptor.id!r}"
     try:  # made in Python, it has whatever types its maker gave it
         msgspec.convert(msgspec.to_builtins(descriptor), VolumeDescriptor)
-    except (msgspec.ValidationError, TypeError) as error:
+        msgspec.msgpack.encode(descriptor)  # as messages and logs have it
+    except (msgspec.ValidationError, TypeError, OverflowError, UnicodeEncodeError, RecursionError) as error:
         raise VolumeError(f"{name}: {error}; correct it") from error
     if not _ID.fullmatch(descriptor.id):
         raise VolumeError(f"{name}: an id is 1 to 64 of a-z, 0-9 and '-'; rename the volume")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,13 +85,17 @@ def test_a_volume_is_registered_as_its_descriptor_says(client: Direct, volumes: 
         ({"id": "../up"}, "an id is 1 to 64 of a-z, 0-9 and '-'"),
         ({"low_watermark": 0.95}, "must satisfy 0 < low < high <= 1"),
         ({"retention_s": float(10**12)}, "retention_s is"),
+        ({"kind": "\ud800"}, "surrogates not allowed; correct it"),
+        ({"options": {"slots": 10**30}}, "can't serialize ints"),
     ],
 )
 def test_a_descriptor_that_cannot_be_is_refused_by_its_field(
     unchanged: Direct, fields: dict[str, Any], said: str
 ) -> None:
-    status, refusal = ask(unchanged, "POST", "", {"agent": "host-7", "descriptor": {**DESCRIPTOR, **fields}})
-    assert status == 422
+    body = json.dumps({"agent": "host-7", "descriptor": {**DESCRIPTOR, **fields}})
+    answer = unchanged.request("POST", "/api/v1/volumes", content=body, headers={"content-type": "application/json"})
+    refusal = answer.json()
+    assert answer.status_code == 422
     assert said in refusal["detail"]
     assert "planted-secret" not in str(refusal)
 
