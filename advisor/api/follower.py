@@ -117,14 +117,17 @@ class _KindPages:
         self.held: deque[EventView] = deque()
 
     async def fill(self) -> None:
-        """Read the next page if all of this one is taken."""
-        if self.held or self._ended:
-            return
-        read = (await self._reader.events(from_position=self._next, limit=self._page, kind=self._kind.value)).events
-        self.held.extend(entry for entry in read if entry.position <= self._through)
-        self._ended = len(read) < self._page or len(self.held) < len(read)
-        if read:
-            self._next = read[-1].position + 1
+        """Read on if all that was read is taken. A page may be empty and go on."""
+        while not self.held and not self._ended:
+            await self._read()
+
+    async def _read(self) -> None:
+        page = await self._reader.events(
+            from_position=self._next, limit=self._page, kind=self._kind.value, until_position=self._through
+        )
+        self.held.extend(page.events)
+        self._ended = page.next_position is None
+        self._next = page.next_position or self._next
 
 
 def _first(told: Told) -> int:
