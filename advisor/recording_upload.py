@@ -25,7 +25,8 @@ class Upload:
         keep: Callable[[Upload, RecordingFiguresView], RecordingView],
         ended: Callable[[Upload], None],
     ) -> None:
-        """`count` reads all of a file, unless it is told that nobody wants it any more; `keep` gives a whole one its name; `ended` is called once, whatever became of it. Raises `NoRoom`."""
+        """`count` reads all of a file, until it is told that nobody wants it any more. `keep` gives a whole one its
+        name; `ended` is called once, whatever became of it. Raises `NoRoom`."""
         self.path = path
         self.size_bytes = 0
         self._bytes_max = bytes_max

@@ -39,15 +39,17 @@ class ReplayOrder(BaseModel):
     )
 
     recording: str = Field(pattern=NAME_PATTERN, description="Name of a recording that is whole.")
-    policies: Words = Field([], description=f"Of {', '.join(sorted(POLICIES))}; none: {', '.join(DEFAULT_POLICIES)}.")
-    capacities: Blocks = Field([], description="Blocks that the cache holds; none: `kvadvisor replay`'s own.")
-    fast_blocks: Blocks = Field([], description="Blocks that the fast one of two tiers holds.")
-    admissions: Words = Field(
-        [], description=f"To the fast tier, of {', '.join(ADMISSIONS)}; none: {', '.join(DEFAULT_ADMISSIONS)}."
+    policies: Words = Field(
+        default=[], description=f"Of {', '.join(sorted(POLICIES))}; none: {', '.join(DEFAULT_POLICIES)}."
     )
-    evictions: Words = Field([], description=f"From it, of {', '.join(EVICTIONS)}; none: the admission's own.")
-    budgets: Budgets = Field([], description="Moves for each different block; none: unlimited.")
-    advise: bool = Field(True, description="Say what to choose, too, as `kvadvisor advise` does.")
+    capacities: Blocks = Field(default=[], description="Blocks that the cache holds; none: `kvadvisor replay`'s own.")
+    fast_blocks: Blocks = Field(default=[], description="Blocks that the fast one of two tiers holds.")
+    admissions: Words = Field(
+        default=[], description=f"To the fast tier, of {', '.join(ADMISSIONS)}; none: {', '.join(DEFAULT_ADMISSIONS)}."
+    )
+    evictions: Words = Field(default=[], description=f"From it, of {', '.join(EVICTIONS)}; none: the admission's own.")
+    budgets: Budgets = Field(default=[], description="Moves for each different block; none: unlimited.")
+    advise: bool = Field(default=True, description="Say what to choose, too, as `kvadvisor advise` does.")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -89,6 +89,8 @@ def test_a_trace_is_sent_replayed_and_its_report_read_in_a_sandbox(chromium: Bro
         assert_no_serious_findings(page)
         watched.assert_quiet_and_at_home()
         page.context.close()
+        kept = desk.file("my-chats.jsonl")
+        assert kept.read_bytes() == (tmp_path / "My chats.jsonl").read_bytes()
         (run,) = runs.list()
         assert (run.actor, run.state, run.has_report) == ("operator", "done", True)
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from advisor.api_settings import ApiSettings
 from advisor.entries import EntryKind, OperatorEntry, decode_control
 from advisor.errors import ActionRefused, NothingSuch
 from advisor.recording_desk import FOLDER, RecordingDesk
 from advisor.recording_shelf import NoRoom, TooLarge
 from advisor.service import AdvisorService
-from advisor.settings import AdvisorSettings, ApiSettings, SourceSettings
+from advisor.settings import AdvisorSettings, SourceSettings
 from event_plane.connect import open_publisher
 from event_plane.errors import RecordingError
 from event_plane.parquet import read_parquet
@@ -168,23 +169,6 @@ def test_a_link_in_the_folder_is_not_there_and_nothing_is_written_through_it(
     finally:
         for name in ("linked", "half.part"):
             (folder / name).unlink()
-
-
-def test_a_trace_is_taken_in_and_counted(service: AdvisorService, desk: RecordingDesk, folder: Path) -> None:
-    upload = desk.upload("ann", "mooncake.jsonl")
-    for start in range(0, len(TRACE), 100):
-        upload.write(TRACE[start : start + 100])
-    with pytest.raises(NothingSuch, match="is being taken in"):
-        desk.get("mooncake.jsonl")
-    view = upload.finish()
-    upload.discard()
-    assert (view.state, view.format, view.size_bytes) == ("done", "trace", len(TRACE))
-    assert (folder / "mooncake.jsonl").read_bytes() == TRACE
-    figures = desk.get("mooncake.jsonl").figures
-    assert figures is not None
-    assert (figures.requests.requests, figures.requests.blocks, figures.events) == (10, 11, 0)
-    assert desk.file("mooncake.jsonl") == folder / "mooncake.jsonl"
-    assert noted(service)[-1] == ("ann", "upload recording", f"mooncake.jsonl, {len(TRACE):,} bytes")
 
 
 @pytest.mark.parametrize(
