@@ -199,6 +199,16 @@ def test_answers_go_out_at_even_times(inside: Direct, path: str) -> None:
     assert time.monotonic() - began_s >= QUANTUM_S
 
 
+def test_files_of_the_pages_are_not_held(inside: Direct, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(_: float) -> float:
+        raise AssertionError("it was held")
+
+    monkeypatch.setattr(even_timing, "wait_s", held)
+    assert inside.get("/static/app.css").status_code == 200
+    with pytest.raises(AssertionError, match="it was held"):
+        Direct(SampleReader(), **entering(Scope.READ, OWN)).get("/api/v1/identity")
+
+
 @pytest.mark.parametrize(("taken_s", "then_s"), [(0.0, 0.05), (0.01, 0.05), (0.049, 0.05), (0.06, 0.1), (0.99, 1.0)])
 def test_answer_waits_for_the_next_multiple(taken_s: float, then_s: float) -> None:
     assert taken_s + wait_s(taken_s, 0.05) == pytest.approx(then_s)
