@@ -60,6 +60,7 @@ def test_a_plan_that_waits_is_approved(chromium: Browser, served: Served, plans:
     confirmed(page, page.get_by_role("button", name="Approve"))
     expect(page.locator("#answer")).to_contain_text("The plan is approved: its moves are below.")
     expect(pending).not_to_contain_text("Plan 40")
+    expect(page.locator("#answer")).to_be_focused()
     assert plans.asked[-1] == ("approve", "operator", "40")
     watched.assert_quiet_and_at_home()
     page.context.close()

@@ -9,6 +9,7 @@
   const SAID = "said";
   const answer = document.getElementById("answer");
   const dialog = document.getElementById("confirm");
+  const underWay = new Set();
   // Of requests that nobody answered: sent again with the same key, they are not done twice.
   const unanswered = new Map();
 
@@ -46,13 +47,12 @@
   }
 
   async function act(element, body, submitter = element) {
-    if (element.getAttribute("aria-busy") === "true") return;
     const { send, confirm, done, refresh, then } = element.dataset;
     const label = submitter?.textContent.trim() || "Send";
-    if (confirm && !(await agreed(confirm, label))) return;
+    if (underWay.has(send) || (confirm && !(await agreed(confirm, label)))) return;
     const buttons = element.matches("form") ? [...element.querySelectorAll("button")] : [element];
-    element.setAttribute("aria-busy", "true");
-    for (const button of buttons) button.disabled = true;
+    underWay.add(send);
+    mark(buttons, true);
     say(`${label}: under way…`);
     try {
       const [method, path] = send.split(" ");
@@ -73,8 +73,18 @@
     } catch (error) {
       say(`${label}: ${error.message}`, "bad");
     } finally {
-      element.removeAttribute("aria-busy");
-      for (const button of buttons) button.disabled = false;
+      underWay.delete(send);
+      mark(buttons, false);
+      // The button may be gone: whoever came by keyboard goes on from the answer, not from the top of the page.
+      if (document.activeElement === document.body) answer.focus();
+    }
+  }
+
+  // Not `disabled`, which would take the focus from under whoever pressed it.
+  function mark(buttons, isUnderWay) {
+    for (const button of buttons) {
+      if (isUnderWay) button.setAttribute("aria-disabled", "true");
+      else button.removeAttribute("aria-disabled");
     }
   }
 
