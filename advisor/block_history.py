@@ -83,6 +83,8 @@ class Trail:
         # A move's id begins with the position of the entry that it was planned at.
         self._planned = {int(move_id.partition("-")[0]): move for move_id, move in sought.moves.items()}
         self._outcomes: dict[OutcomeBatch, MoveStep] = {}
+        self._unexplained: dict[OutcomeBatch, list[int]] = {}
+        """Records' steps that no outcome is known of, by their batch: numbers in `_steps`."""
         self._steps: list[tuple[int | None, BlockStep]] = []
         """With the producer whose Clear it is, else None."""
         self._placers = set(sought.placers)
@@ -144,7 +146,7 @@ class Trail:
         return of_tenant and sought.namespace_id in (None, batch.namespace_ids[namespace])
 
     def _add_record(self, entry: LogEntry, batch: Batch, told: _Told, uses: int) -> None:
-        hits, move = 0, ""
+        hits = 0
         if told.event_type == EventType.CLEAR:
             where = f" in {told.place}" if told.place else f" in G{told.tier}" if told.tier else ""
             self._hold(entry, batch, "cleared", f"everything that its producer had placed{where} was cleared")
@@ -157,10 +159,6 @@ class Trail:
             kind, text = "removed", "no longer there"
         else:
             return
-        outcome = self._outcomes.get(OutcomeBatch(batch.producer, batch.epoch, batch.sequence))
-        if outcome is not None and kind != "accessed":
-            move = outcome.move_ids[0] if len(outcome.move_ids) == 1 else ""
-            text += f", when {self._moves_text(outcome.move_ids)} took {outcome.trigger}"
         self._placers.add(batch.producer)
         of_record = {
             "namespace_id": "" if told.namespace_id is None else f"{told.namespace_id:016x}",
@@ -169,8 +167,20 @@ class Trail:
             "tier": told.tier,
             "hits": hits,
         }
-        step = self._step(entry, kind, text, batch=batch, move=move)
-        self._steps.append((None, step.model_copy(update=of_record)))
+        step = self._step(entry, kind, text, batch=batch).model_copy(update=of_record)
+        if kind != "accessed":
+            holding = OutcomeBatch(batch.producer, batch.epoch, batch.sequence)
+            if holding in self._outcomes:
+                step = self._explained(step, self._outcomes[holding])
+            else:
+                self._unexplained.setdefault(holding, []).append(len(self._steps))
+        self._steps.append((None, step))
+
+    def _explained(self, step: BlockStep, outcome: MoveStep) -> BlockStep:
+        """A record's step, of a batch that a move's outcome names."""
+        is_alone = len(outcome.move_ids) == 1 and self._sought.tenant is None
+        text = f"{step.text}, when {self._moves_text(outcome.move_ids)} took {outcome.trigger}"
+        return step.model_copy(update={"text": text, "move": outcome.move_ids[0] if is_alone else ""})
 
     def _moves_text(self, move_ids: list[str]) -> str:
         if len(move_ids) == 1:
@@ -214,7 +224,7 @@ class Trail:
         match decode_control(entry.payload):
             case MoveStep() as step:
                 if step.outcome is not None:
-                    self._outcomes[step.outcome] = step
+                    self._learn_outcome(step.outcome, step)
                 for move_id in step.move_ids:
                     if move_id in self._sought.moves:
                         self._steps.append((None, self._moved(entry, step, self._sought.moves[move_id])))
@@ -222,6 +232,13 @@ class Trail:
                 self._steps.append((None, self._step(entry, "deletion", self._told(entry))))
             case OperatorEntry(action="delete", deletion=deletion) if deletion in self._sought.deletions:
                 self._steps.append((None, self._step(entry, "deletion", f"its deletion was ordered: {deletion}")))
+
+    def _learn_outcome(self, holding: OutcomeBatch, step: MoveStep) -> None:
+        """An outcome may come to the log before or after the batch that it names."""
+        self._outcomes[holding] = step
+        for number in self._unexplained.pop(holding, ()):
+            clearer, told = self._steps[number]
+            self._steps[number] = clearer, self._explained(told, step)
 
     def _moved(self, entry: LogEntry, step: MoveStep, move: Move) -> BlockStep:
         text = f"{move.kind}: {step.trigger}" + (f", {step.reason}" if step.reason else "")

@@ -96,6 +96,7 @@ def test_looking_back_gives_every_entry_once_newest_first(asked: Asked) -> None:
     assert asked.looked_back(1) == []
 
 
+@pytest.mark.parametrize("asked", ["sqlite", "segments"], indirect=True)
 def test_a_look_back_ends_after_so_many_bytes(asked: Asked) -> None:
     for sequence in range(6):
         asked.log.append([batch(sequence, os.urandom(BIG_BYTES))], sequence)
@@ -105,6 +106,7 @@ def test_a_look_back_ends_after_so_many_bytes(asked: Asked) -> None:
     assert [entry.sequence for entry in asked.looked_back(None)] == list(range(5, -1, -1))
 
 
+@pytest.mark.parametrize("asked", ["sqlite", "segments"], indirect=True)
 def test_looking_back_for_kinds_steps_over_the_others(asked: Asked) -> None:
     rare: dict[int, Control] = {
         1: OperatorEntry("ann", "pause"), 4: SettingsEntry({}, "v"), 7: OperatorEntry("bob", "resume"),
@@ -118,6 +120,7 @@ def test_looking_back_for_kinds_steps_over_the_others(asked: Asked) -> None:
     assert asked.looked_back(None, EntryKind.VOLUME) == []
 
 
+@pytest.mark.parametrize("asked", ["sqlite", "segments"], indirect=True)
 def test_looking_back_ends_at_what_is_kept(asked: Asked) -> None:
     for sequence in range(7):
         asked.log.append([batch(sequence, os.urandom(BIG_BYTES))], sequence)

@@ -105,12 +105,12 @@ def test_put_use_move_and_deletion_are_told_with_their_reasons(service: AdvisorS
     page = history(service)
     assert page.complete
     oldest_first = [(step.kind, step.place, step.move) for step in reversed(page.steps)]
-    promoted = [
-        ("planned", "", move.move_id), ("moved", "", move.move_id), ("stored", "fast", move.move_id),
-        ("moved", "", move.move_id),
-    ]  # fmt: skip
     assert oldest_first[:2] == [("stored", "slow", ""), ("accessed", "slow", "")]
-    assert [step for step in oldest_first if step in promoted][:4] == promoted
+    of_move = [step.kind for step in reversed(page.steps) if step.move == move.move_id]
+    assert of_move[:2] == ["planned", "moved"]
+    # The agent's answer may be in the log before its events.
+    assert sorted(of_move[2:4]) == ["moved", "stored"]
+    assert ("stored", "fast", move.move_id) in oldest_first
     assert {place for kind, place, _ in oldest_first if kind == "removed"} == {"fast", "slow"}
     texts = {step.kind: step.text for step in page.steps}
     assert move.reason in next(step.text for step in page.steps if step.move == move.move_id and step.kind == "planned")
@@ -128,6 +128,7 @@ def test_put_use_move_and_deletion_are_told_with_their_reasons(service: AdvisorS
     assert history(service, 99).steps == []
 
 
+@pytest.mark.parametrize("service", ["sql"], indirect=True)
 def test_pages_show_a_running_service(service: AdvisorService, storage: Storage) -> None:
     storage.put("slow", BLOCK)
     eventually(lambda: agrees(service, storage), "what was put")
@@ -150,6 +151,7 @@ def test_pages_show_a_running_service(service: AdvisorService, storage: Storage)
     assert "settings-in-force" in settings
 
 
+@pytest.mark.parametrize("service", ["sql"], indirect=True)
 def test_a_tenant_is_told_of_its_own_blocks_alone(service: AdvisorService, storage: Storage) -> None:
     storage.put("slow", BLOCK)
     eventually(lambda: agrees(service, storage), "what was put")

@@ -157,6 +157,9 @@ def test_a_copy_of_a_move_that_is_forgotten_says_which_step_it_was_and_where_it_
         batch(record(EventType.STORE, flags=RecordFlag.COPY), sequence=8),
         control_entry(MoveStep("verify", ["1-0", "1-1"], outcome=OutcomeBatch(ENGINE, 1, 8))),
     ]
+    for either_order in (entries, entries[::-1]):
+        (step,) = told(*either_order)
+        assert step.text.endswith("one of 2 moves planned at position 1 took verify")
     (step,) = told(*entries)
     assert (step.move, step.text) == ("", "copied there, 512 B, when one of 2 moves planned at position 1 took verify")
     (step,) = told(*entries, tenant="acme")
