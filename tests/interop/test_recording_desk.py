@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,20 @@ def test_more_bytes_than_are_taken_and_an_upload_that_ends_early_leave_nothing(
     second.discard()
     with pytest.raises(ActionRefused, match="not taken in any more"):
         left.write(TRACE)
+    assert sorted(folder.iterdir()) == before
+
+
+def test_an_upload_that_is_given_up_while_it_is_read_ends_at_once_and_leaves_nothing(
+    desk: RecordingDesk, folder: Path
+) -> None:
+    before = sorted(folder.iterdir())
+    upload = desk.upload("ann", "trace")
+    upload.write(TRACE)
+    with ThreadPoolExecutor(1) as other:
+        finished = other.submit(upload.finish)
+        eventually(lambda: not finished.running() or bool(list(folder.glob("trace.part"))), "its reading")
+        upload.discard()
+        assert isinstance(finished.exception(timeout=60), (RecordingError, ActionRefused))
     assert sorted(folder.iterdir()) == before
 
 
