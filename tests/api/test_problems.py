@@ -69,7 +69,8 @@ def test_unusable_body_names_the_field_the_value_and_the_remedy(
 
 
 def test_body_that_is_no_json_is_told_where(client: Direct) -> None:
-    answer = client.request("POST", "/api/v1/pause", content=b'{"volume": }', headers={"content-type": "application/json"})
+    sent = {"content-type": "application/json"}
+    answer = client.request("POST", "/api/v1/pause", content=b'{"volume": }', headers=sent)
     assert answer.status_code == 422
     (fault,) = answer.json()["errors"]
     assert fault["field"] == "body"

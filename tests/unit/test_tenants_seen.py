@@ -11,6 +11,7 @@ from advisor.deletion_desk import ServiceDeletions
 from advisor.entries import OperatorEntry
 from advisor.errors import NothingSuch
 from advisor.index import Key
+from advisor.log_desk import LogDesk
 from advisor.moves import Move, MoveKind
 from advisor.policies.instant_moves import InstantFold
 from advisor.service import AdvisorService
@@ -68,7 +69,8 @@ def test_block_shows_its_tenant_no_position_of_the_log(tmp_path: Path) -> None:
     fold = shelf()
     key = Key(ACME[0].namespace_id, 0, 2)
     fold.fold.moves.add([Move("4711-0", MoveKind.PROMOTE, key, "slow", "fast", 1_000, "hot", 5, 5)])
-    blocks = ServiceBlocks(serving(tmp_path, fold))
+    service = serving(tmp_path, fold)
+    blocks = ServiceBlocks(service, LogDesk(service))
     assert [each.open_move for each in blocks.named(2, tenant="acme")] == [""]
     assert [each.open_move for each in blocks.named(2, namespace_id=ACME[0].namespace_id)] == ["4711-0"]
 
