@@ -179,7 +179,7 @@ def test_a_report_is_in_a_sandbox_and_no_other_answer_lets_scripts_of_its_own_ru
 
 def test_who_may_do_what(recordings: SampleRecordings, replays: SampleReplays) -> None:
     order = {"recording": "evening"}
-    writes = {
+    writes: dict[Scope, list[tuple[str, str, Any]]] = {
         Scope.PLAN: [("POST", "/api/v1/replays", order), ("POST", f"/api/v1/replays/{RUNNING}/cancel", {})],
         Scope.OPERATE: [
             ("POST", "/api/v1/recordings", {"name": "x"}), ("POST", "/api/v1/recordings/x/stop", {}),
