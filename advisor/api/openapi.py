@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from typing import Any
@@ -36,6 +37,9 @@ _IF_NONE_MATCH = {
 }  # fmt: skip
 
 
+_making = threading.Lock()
+
+
 class DescribedApp(FastAPI):
     """A FastAPI whose `/openapi.json` says for each route the scope it needs (`x-required-scope`), whether it serves
     those who see one tenant alone (`x-serves-tenants`), and examples of what is sent and answered."""
@@ -44,7 +48,11 @@ class DescribedApp(FastAPI):
     """Where it does not, programs may leave the token out."""
 
     def openapi(self) -> dict[str, Any]:
-        """Made once, when it is first asked for."""
+        """Made once, when it is first asked for: routes are asked in threads, and FastAPI makes it in place."""
+        with _making:
+            return self._made()
+
+    def _made(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             document = copy.deepcopy(super().openapi())
             needs = dict(_needs_of_routes(self.routes))
