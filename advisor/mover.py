@@ -142,9 +142,7 @@ class Mover(threading.Thread):
         for control in changes:
             self._log_and_wait(control)
             if isinstance(control, VolumeEntry):
-                what = f"volume is away: {control.away}" if control.away else "volume is there"
-                what = what if control.registered else "volume is gone"
-                _log.info(what, volume=control.descriptor["id"], agent=agent)
+                _tell_of_volume(control)
 
     # -- moves
 
@@ -276,10 +274,17 @@ class Mover(threading.Thread):
         return answer
 
 
+def _tell_of_volume(entry: VolumeEntry) -> None:
+    facts = {"volume": entry.descriptor["id"], "agent": entry.agent}
+    if entry.away:
+        _log.warning(f"volume is away: {entry.away}", **facts)
+    else:
+        _log.debug("volume is there" if entry.registered else "volume is gone", **facts)
+
+
 def _tell(move: Move, trigger: Trigger, reason: str) -> None:
-    told = _log.warning if trigger is Trigger.ABORT else _log.debug
     facts = {"kind": str(move.kind), "volume": move.source, "target": move.target}
-    told(f"move took {trigger}", move=move.move_id, **facts, **({"reason": reason} if reason else {}))
+    _log.debug(f"move took {trigger}", move=move.move_id, **facts, **({"reason": reason} if reason else {}))
 
 
 def _still(moves: Sequence[Move], state: MoveState) -> list[Move]:

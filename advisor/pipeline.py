@@ -280,12 +280,12 @@ class LogThread(threading.Thread):
         for source, asked, from_sequence in step.resends:
             if asked is not None:
                 missing = {"source": source, "producer": f"{asked:016x}", "from_sequence": from_sequence}
-                _log.info("batches are missing and are asked for again", **missing)
+                _log.debug("batches are missing and are asked for again", **missing)
             token = self._asks.token(source, asked)
             if not self._subscribers[source].ask_resend(from_sequence, token, asked):
                 refused.append(self.intake.cannot_resend(source, now_us(), asked))
         for source, producer, epoch in step.snapshots:
-            _log.info("a snapshot is asked for", source=source, producer=f"{producer:016x}", epoch=f"{epoch:x}")
+            _log.debug("a snapshot is asked for", source=source, producer=f"{producer:016x}", epoch=f"{epoch:x}")
             if not self._subscribers[source].ask_snapshot(producer, epoch):
                 refused.append(self.intake.cannot_ask_snapshot(producer, now_us()))
         return refused

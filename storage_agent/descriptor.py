@@ -105,8 +105,7 @@ def check(descriptor: VolumeDescriptor) -> None:
     name = f"volume {descriptor.id!r}"
     try:  # made in Python, it has whatever types its maker gave it
         msgspec.convert(msgspec.to_builtins(descriptor), VolumeDescriptor)
-        msgspec.msgpack.encode(descriptor)  # as messages and logs have it
-    except (msgspec.ValidationError, TypeError, OverflowError, UnicodeEncodeError, RecursionError) as error:
+    except (msgspec.ValidationError, TypeError, RecursionError) as error:
         raise VolumeError(f"{name}: {error}; correct it") from error
     if not _ID.fullmatch(descriptor.id):
         raise VolumeError(f"{name}: an id is 1 to 64 of a-z, 0-9 and '-'; rename the volume")
@@ -133,6 +132,10 @@ def check(descriptor: VolumeDescriptor) -> None:
         raise VolumeError(f"{name}: {len(descriptor.tenants)} tenants are given; {TENANTS_MAX} are the most")
     if len(descriptor.options) > OPTIONS_MAX:
         raise VolumeError(f"{name}: {len(descriptor.options)} options are given; {OPTIONS_MAX} are the most")
+    try:
+        msgspec.msgpack.encode(descriptor)  # as messages and logs have it
+    except (TypeError, OverflowError, UnicodeEncodeError, RecursionError) as error:
+        raise VolumeError(f"{name}: {error}; correct it") from error
 
 
 def _resolve_inside(name: str, path: str, allowed_roots: Sequence[Path]) -> Path:

@@ -82,7 +82,7 @@ class TokenFile:
     def _signature(self) -> _Signature | None:
         try:
             found = os.lstat(self.path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise self._unreadable(error) from error
@@ -91,7 +91,7 @@ class TokenFile:
     def _load(self) -> TokenBook:
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return TokenBook([])
         except OSError as error:
             raise self._unreadable(error) from error

@@ -113,7 +113,7 @@ def test_metrics_are_the_given_bytes_as_prometheus_text(client: Direct) -> None:
 
 def test_overview_is_rendered_whole_without_scripts(client: Direct) -> None:
     page = client.get("/").text
-    for shown in ("2.12 k", "nvme-a", "3rd touch in 40 s; nvme-a has room", "sglang · pod-9", "62.4 %", "48.2 GB"):
+    for shown in ("2.12 k", "nvme-a", "3rd touch in 40 s; nvme-a has room", "sglang · pod-9", "80.0 %", "48.2 GB"):
         assert shown in page
 
 
