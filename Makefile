@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 ARGS ?=
 
-.PHONY: help demo test soak soak-plane soak-agent fuzz lint client test-wheel clean
+.PHONY: help demo test test-long soak soak-plane soak-agent fuzz lint client test-wheel clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -15,8 +15,11 @@ help: ## List the targets.
 demo: .venv/.run ## Run the demo: an engine, an agent with two volumes, and the advisor with its admin page.
 	$(BIN)/kvadvisor demo $(ARGS)
 
-test: .venv/.test ## Run all tests, three at a time: many of them wait.
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+test: .venv/.test ## Run the tests, three at a time: many of them wait; those marked long are left out.
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not long" $(ARGS)
+
+test-long: .venv/.test ## Run all tests, the long ones too, with four times the examples; takes twice as long.
+	KVADVISOR_LONG=1 $(BIN)/python -m pytest -n 3 --dist worksteal --timeout 600 $(ARGS)
 
 soak: .venv/.test ## Kill demos thirty times at random moments and verify after each; takes minutes.
 	$(BIN)/python -m tests.crash.killed_demo $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -10,9 +11,21 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import settings
 
+from tests.examples import examples
 from tests.postgres import PostgresServer
 from tests.seaweed import seaweed  # noqa: F401 -- a fixture, one server for all tests
+
+settings.register_profile("kvadvisor", max_examples=examples(100))
+settings.load_profile("kvadvisor")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: thousands of tests are not gone through whenever garbage is collected."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)
 
 
 @pytest.fixture(autouse=True)

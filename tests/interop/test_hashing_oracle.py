@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from event_plane.hashing import salt, token_hash
 from kvbm_core.config import KvbmConfig
 from kvbm_core.sequence import TokenBlockSequence
+from tests.examples import examples
 
 runtime = pytest.importorskip("dynamo._core", reason="ai-dynamo-runtime is not installed: it is the oracle here")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.integers(0, 2**32 - 1), max_size=80),
     st.sampled_from([4, 16]),
@@ -27,7 +28,7 @@ def test_token_hashes_equal_the_runtimes(tokens: list[int], block_tokens: int, a
     assert [token_hash(tokens[at : at + block_tokens], seed) for at in starts] == theirs
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=12),
     st.text(min_size=1, max_size=8),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from event_plane.batching import Batcher, FlushRule
 from event_plane.schema import EventRecord, EventType, Namespace
 from event_plane.wire import decode, encode
+from tests.examples import examples
 
 NAMESPACE = Namespace()
 EVENTS = st.builds(
@@ -19,7 +20,7 @@ EVENTS = st.builds(
 STEPS = st.lists(st.tuples(st.lists(EVENTS, max_size=12), st.integers(0, 50)), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(STEPS, st.integers(1, 10), st.integers(0, 100))
 def test_batches_carry_each_blocks_history_in_order(
     steps: list[tuple[list[EventRecord], int]], events: int, interval_us: int

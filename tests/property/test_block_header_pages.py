@@ -33,6 +33,7 @@ from storage_agent.nh64_sums import nh64_of_bytes, nh64_of_tensors
 from storage_agent.port import BlockKey
 from storage_agent.shards import Axis, BlockLayout, ShardSpan
 from storage_agent.slot_rows import KEY_BYTES, SlotRows
+from tests.examples import examples
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -84,7 +85,7 @@ facts = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(payloads, st.none() | spans, facts, u64, u64)
 def test_a_header_comes_back_as_it_was_from_page_and_row(
     payload: bytes, span: ShardSpan | None, facts: dict[str, Any], place: int, mark: int
@@ -101,7 +102,7 @@ def test_a_header_comes_back_as_it_was_from_page_and_row(
     assert len(pack_key(header.key)) == KEY_BYTES
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(payloads, st.none() | spans, facts, bits)
 def test_a_flipped_bit_of_a_page_is_always_caught(
     payload: bytes, span: ShardSpan | None, facts: dict[str, Any], bit: int
@@ -176,7 +177,7 @@ def test_a_copy_is_the_payload_with_the_checksums_of_its_parts(part_bytes: int, 
     assert target == payload
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(payloads, st.none() | spans, facts, st.integers(0))
 def test_parts_are_checked_by_the_checksum_that_their_page_names(
     payload: bytes, span: ShardSpan | None, facts: dict[str, Any], bit: int

@@ -20,6 +20,7 @@ from kvbm_core.identity import BlockIdentity
 from kvbm_core.pool import BlockPool, PoolOccupancy
 from kvbm_core.reuse import reuse_order
 from storage_agent.port import BlockKey
+from tests.examples import examples
 
 BLOCKS = 5
 PAGE_TOKENS = 4
@@ -420,4 +421,4 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestBlockPool.settings = settings(max_examples=examples(50), stateful_step_count=30, deadline=None)

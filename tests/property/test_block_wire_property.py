@@ -13,6 +13,7 @@ from storage_agent.command_wire import decode_request, encode
 from storage_agent.data_wire import LeaseRequest, OfferRequest, PlaceWire
 from storage_agent.port import BlockKey
 from storage_agent.shards import Axis, BlockLayout, ShardSpan
+from tests.examples import examples
 
 U64, U128 = st.integers(0, 2**64 - 1), st.integers(0, 2**128 - 1)
 HEADERS = st.builds(
@@ -37,7 +38,7 @@ HEADERS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(HEADERS, U64)
 def test_what_is_sent_is_what_arrives(header: BlockHeader, number: int) -> None:
     sent = msgspec.msgpack.encode(header_to_wire(header))

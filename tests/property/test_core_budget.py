@@ -17,6 +17,7 @@ from kvbm_core.errors import BudgetError
 from kvbm_core.machine import read_machine
 from kvbm_core.paths import TransferPath
 from storage_agent.descriptor import VolumeDescriptor
+from tests.examples import examples
 
 GIB = 1 << 30
 BASE: dict[str, Any] = {
@@ -126,7 +127,7 @@ def test_locked_memory_is_compared_where_something_locks() -> None:
 sizes = st.integers(1, 400)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.fixed_dictionaries(
         {

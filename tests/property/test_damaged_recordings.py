@@ -16,6 +16,7 @@ from advisor.replay import replay_recording, replay_trace
 from advisor.traces import load_trace
 from event_plane.errors import EventPlaneError
 from event_plane.recording import detect_format
+from tests.examples import examples
 
 
 def capture_bytes(messages: int) -> bytes:
@@ -48,7 +49,7 @@ def replay(path: Path) -> None:
 
 
 @pytest.mark.parametrize("whole", [CAPTURE, TRACE], ids=["capture", "trace"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_damaged_recording_ends_well_or_with_one_sentence(whole: bytes, data: st.DataObject) -> None:
     damaged = bytearray(whole)
@@ -66,7 +67,7 @@ def test_damaged_recording_ends_well_or_with_one_sentence(whole: bytes, data: st
             assert "\n" not in str(error)  # noqa: PT017
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_end_well_or_with_one_sentence(content: bytes) -> None:
     with TemporaryDirectory() as folder:

@@ -17,6 +17,7 @@ from event_plane.errors import DialectError
 from event_plane.schema import RecordFlag
 from event_plane.transport import Message
 from event_plane.wire import decode, encode
+from tests.examples import examples
 from tests.foreign_streams import (
     CONFIGURED,
     engine_payload,
@@ -150,7 +151,7 @@ def test_an_unreadable_event_among_them_changes_nothing_of_the_others(name: str)
     """Without one a payload is read by typed decoders at one go, with one event by event."""
     stream = STREAMS[name]
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(st.lists(stream.events, max_size=6))
     def both_ways_agree(events: list[Any]) -> None:
         batch, skipped = read(stream.dialect, stream.payload(*events))
@@ -203,7 +204,7 @@ def check(dialect: str, payload: bytes) -> None:
 def test_damaged_events_give_a_batch_or_the_one_error(name: str) -> None:
     stream = STREAMS[name]
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(st.lists(damaged(stream.events), min_size=1, max_size=3))
     def one_or_the_other(events: list[Any]) -> None:
         try:
@@ -215,13 +216,13 @@ def test_damaged_events_give_a_batch_or_the_one_error(name: str) -> None:
     one_or_the_other()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(sorted(DIALECTS)), st.binary(max_size=60) | ANYTHING.map(msgspec.msgpack.encode))
 def test_any_bytes_give_a_batch_or_the_one_error(dialect: str, payload: bytes) -> None:
     check(dialect, payload)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(damaged(st.just({"Create": [b"1" * 16], "Remove": [b"2" * 16]})) | st.just("Shutdown"))
 def test_any_change_of_a_block_manager_gives_a_batch_or_the_one_error(change: Any) -> None:
     check("dynamo-kvbm", kvbm_payload(change))

@@ -12,6 +12,7 @@ from storage_agent.memory_volume import MemoryStore
 from storage_agent.port import Result
 from storage_agent.slot_volume import SlotVolume
 from storage_agent.volume_contract import CAPACITY, VolumeCase, block, held, keys, payload, read, results
+from tests.examples import examples
 
 CASE = VolumeCase(kind="faulty")
 share = st.sampled_from([0.0, 0.0, 0.1, 0.4])
@@ -47,7 +48,7 @@ def faulty(options: FaultyOptions) -> tuple[SlotVolume, FaultyStore, set[int]]:
     return volume, store, announced
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(faults, steps)
 def test_whatever_the_medium_does_bytes_are_right_and_the_table_is_true(
     options: FaultyOptions, todo: list[tuple[str, list[int]]]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from event_plane.batching import ADAPTIVE_EVENTS, Batcher, Columns, FlushRule, adaptive_rule
 from event_plane.schema import RECORD_COUNT_MAX, RECORD_DTYPE, Batch, EventRecord, EventType, Namespace
 from event_plane.wire import encode
+from tests.examples import examples
 
 NAMESPACE = Namespace()
 LOAD = st.lists(
@@ -39,7 +40,7 @@ def advance(batcher: Batcher, now_us: int, until_us: int) -> list[Batch]:
     return batches
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(LOAD, RULES)
 def test_events_wait_no_longer_than_the_interval_and_messages_keep_the_pace(
     load: list[tuple[int, int]], limits: tuple[int, int]
@@ -70,7 +71,7 @@ def test_events_wait_no_longer_than_the_interval_and_messages_keep_the_pace(
     assert not pace_us or len(batches) <= span_us / pace_us + full + 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 6), st.integers(1, 200))
 def test_steady_load_of_any_rate_keeps_both_bounds(magnitude: int, messages_per_s_max: int) -> None:
     """From 1 to 1 M events/s for two simulated seconds, handed over each millisecond or as they come."""
@@ -88,7 +89,7 @@ def test_steady_load_of_any_rate_keeps_both_bounds(magnitude: int, messages_per_
     assert max(waited_us, default=0) <= 1_000_000 + step_us
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(LOAD, st.integers(1, 700), st.booleans())
 def test_columns_are_cut_as_events_are(load: list[tuple[int, int]], events: int, paced: bool) -> None:
     """The same rule, whichever way the events are handed over; times and sizes of batches agree."""
@@ -111,7 +112,7 @@ def test_columns_are_cut_as_events_are(load: list[tuple[int, int]], events: int,
     assert by_event.due_us == by_column.due_us
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.sampled_from(["events", "columns", "other columns", "snapshot", "lost"]), max_size=12),
     st.integers(700, 3_000),

@@ -27,6 +27,7 @@ from event_plane.schema import (
     SnapshotRange,
     to_records,
 )
+from tests.examples import examples
 
 NAMESPACES = [Namespace(tenant="a"), Namespace(tenant="b")]
 PRODUCERS = [11, 12]
@@ -242,4 +243,4 @@ class FoldMachine(RuleBasedStateMachine):
 
 
 TestFold = FoldMachine.TestCase
-TestFold.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+TestFold.settings = settings(max_examples=examples(50), stateful_step_count=25, deadline=None)

@@ -29,6 +29,7 @@ from storage_agent.data_desk import DataDesk
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.port import BlockKey, PutBlock, Result
 from storage_agent.registered_volumes import KeptVolumes, VolumeOrders
+from tests.examples import examples
 
 NAMESPACE = Namespace(tenant="t")
 KEY = BlockKey(NAMESPACE.namespace_id, 0, 7 << 64 | 7)
@@ -128,7 +129,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     made.close()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(payload=REQUESTS)
 def test_every_message_is_answered_and_the_block_stays(desk: Desk, payload: bytes) -> None:
     desk.ask(payload)

@@ -26,6 +26,7 @@ from advisor.index.layout import IndexSize
 from advisor.index.saved_index import Save
 from advisor.turnstile import Turnstile
 from event_plane.schema import DEPTH_UNKNOWN, LOCATION_ALL, NAMESPACE_ALL, RECORD_DTYPE, EventType, Records
+from tests.examples import examples
 from tests.index_model import NaiveIndex
 
 SIZE = IndexSize(blocks_max=200, placements_max=400, hash_bits_max=8, hash_bits=2, step_homes=4, finish_homes=4)
@@ -346,7 +347,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 TestIndex = IndexMachine.TestCase
 TestIndex.settings = settings(
-    max_examples=6 if INTERPRETED else 50,
+    max_examples=examples(2 if INTERPRETED else 50),
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

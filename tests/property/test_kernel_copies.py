@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kernels import gather_blocks, scatter_blocks
 from kernels.strides import ACCESS_BYTES_MAX, choose_tile, merged_axes, plan_copy, power_of_two
+from tests.examples import examples
 
 pytest_plugins = ["tests.kernel_variants"]
 
@@ -42,7 +43,7 @@ def _offsets(shape: list[int], strides: list[int]) -> list[int]:
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(copy=copies(), element_bytes=st.sampled_from([1, 2, 4]), address=st.sampled_from([0, 2, 4, 16]))
 def test_a_plan_moves_each_byte_to_its_place_once(
     copy: tuple[list[int], list[int], list[int]], element_bytes: int, address: int
@@ -69,7 +70,7 @@ def test_a_plan_moves_each_byte_to_its_place_once(
     assert moved == wanted
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(copy=copies(), blocks=st.integers(1, 40), accesses=st.sampled_from([1, 64, 1024]))
 def test_a_tile_is_of_powers_of_two_and_no_larger_than_allowed(
     copy: tuple[list[int], list[int], list[int]], blocks: int, accesses: int

@@ -13,6 +13,7 @@ from storage_agent.leases import ASSEMBLY_S, GRANT_S, TRANSITIONS, BlockFacts, L
 from storage_agent.port import BlockKey
 from storage_agent.shards import ShardSpan
 from storage_agent.slot_table import Reservation
+from tests.examples import examples
 
 NAMESPACE = Namespace(tenant="lease")
 SHARDS = 3
@@ -140,7 +141,7 @@ class Leases(RuleBasedStateMachine):
 
 
 TestLeases = Leases.TestCase
-TestLeases.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLeases.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def test_every_state_and_trigger_is_in_the_table() -> None:

@@ -15,6 +15,7 @@ from advisor.errors import LogError
 from advisor.log import SqlLog
 from advisor.memory_log import MemoryLog
 from advisor.segment_log import SegmentLog
+from tests.examples import examples
 
 U64 = st.sampled_from([0, 1, 2**63 - 1, 2**63, 2**64 - 1])
 ENTRIES = st.one_of(
@@ -148,7 +149,7 @@ class SegmentLogModel(LogModel):
 
 
 TestMemoryLog = MemoryLogModel.TestCase
-TestMemoryLog.settings = settings(max_examples=50, stateful_step_count=15, deadline=None)
+TestMemoryLog.settings = settings(max_examples=examples(50), stateful_step_count=15, deadline=None)
 TestSqlLog = SqlLogModel.TestCase
 TestSqlLog.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
 TestSegmentLog = SegmentLogModel.TestCase

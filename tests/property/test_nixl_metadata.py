@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 
 from storage_agent.errors import TransferError
 from storage_agent.nixl_metadata import open_metadata, seal_metadata
+from tests.examples import examples
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(["", "1.5.1"]))
 def test_what_is_sealed_comes_through(metadata: bytes, release: str) -> None:
     assert open_metadata(seal_metadata(metadata, release), "1.5.1") == metadata
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=100), st.data())
 def test_what_is_damaged_is_refused(metadata: bytes, data: st.DataObject) -> None:
     sealed = seal_metadata(metadata, "1.5.1")

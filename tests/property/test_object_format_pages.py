@@ -27,6 +27,7 @@ from storage_agent.object_format import (
 )
 from storage_agent.port import BlockKey
 from storage_agent.shards import Axis, BlockLayout, ShardSpan
+from tests.examples import examples
 
 LAYOUT = BlockLayout((Axis("token", 16), Axis("head", 8)), 2, "head", "float16")
 NAMESPACES = [Namespace(tenant="a"), Namespace(tenant="b", model="llama", block_tokens=16)]
@@ -58,7 +59,7 @@ def headers(draw: st.DrawFn) -> BlockHeader:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(U64, st.lists(st.tuples(headers(), st.integers(0, 2**63 - 1)), min_size=1, max_size=8))
 def test_an_index_says_what_was_put_and_where_it_lies(mark: int, blocks: list[tuple[BlockHeader, int]]) -> None:
     packed, index = pack_index(mark, [(each._replace(slot=n), time_ms) for n, (each, time_ms) in enumerate(blocks)])
@@ -72,7 +73,7 @@ def test_an_index_says_what_was_put_and_where_it_lies(mark: int, blocks: list[tu
     assert index.object_bytes == ends[-1] == len(packed) + sum(PAGE_BYTES + each.payload_bytes for each, _ in blocks)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_changed_or_cut_index_is_refused(data: st.DataObject) -> None:
     packed, _ = pack_index(5, [(header(number), number) for number in range(3)])
@@ -195,5 +196,5 @@ class CatalogueMachine(RuleBasedStateMachine):
         assert len(self.catalogue.expired(self.mark + 1)) == len(self.slots)
 
 
-CatalogueMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=15)
+CatalogueMachine.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=15)
 TestCatalogueMachine = CatalogueMachine.TestCase

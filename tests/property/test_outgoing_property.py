@@ -13,6 +13,7 @@ from event_plane.dialects.known import open_dialect
 from event_plane.dialects.outgoing import Restater, in_payloads, vllm_payload
 from event_plane.dialects.words import Words
 from event_plane.schema import Batch, BatchKind, BatchTables, EventRecord, EventType, Namespace, to_records
+from tests.examples import examples
 from tests.foreign_streams import CONFIGURED, live
 
 NAMESPACES = (Namespace(model="m"), Namespace(model="m", adapter="sql"))
@@ -107,7 +108,7 @@ def read_back(words: Words, batches: list[Batch], dialect: str) -> set[tuple[int
     return live(read)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(OPERATIONS, max_size=12))
 def test_reader_of_vllms_words_holds_what_any_producer_placed(operations: list[tuple[Any, ...]]) -> None:
     producers = Producers()
@@ -118,7 +119,7 @@ def test_reader_of_vllms_words_holds_what_any_producer_placed(operations: list[t
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(OPERATIONS, max_size=12), st.booleans())
 def test_reader_of_dynamos_words_holds_what_each_producer_placed(operations: list[tuple[Any, ...]], json: bool) -> None:
     producers = Producers()
@@ -129,7 +130,7 @@ def test_reader_of_dynamos_words_holds_what_each_producer_placed(operations: lis
     }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(OPERATIONS, max_size=8))
 def test_arrays_say_what_maps_say(operations: list[tuple[Any, ...]]) -> None:
     producers, restater = Producers(), Restater("vllm")

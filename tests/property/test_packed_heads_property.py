@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvbm_core.config import KvbmConfig
 from kvbm_core.packed_heads import PackedHeads, heads_in, put_heads_in
 from kvbm_core.storage import TensorStorage, open_device
+from tests.examples import examples
 
 PLACES = st.sampled_from(
     [
@@ -59,7 +60,7 @@ def ranges(storage: TensorStorage, packed: PackedHeads, block: int) -> list[tupl
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(pools(), st.integers(0, 2), st.data())
 def test_heads_read_by_ranges_are_those_of_the_block_and_written_back_are_the_same(
     pool: tuple[TensorStorage, KvbmConfig], block: int, data: st.DataObject

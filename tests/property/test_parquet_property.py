@@ -13,6 +13,7 @@ from event_plane.parquet import ParquetRecorder, read_parquet
 from event_plane.parquet_rows import RecordedBatch
 from event_plane.schema import Batch
 from event_plane.wire import encode
+from tests.examples import examples
 from tests.property.test_wire_property import BATCHES
 
 RECORDED = st.builds(
@@ -34,7 +35,7 @@ def facts(each: RecordedBatch) -> tuple[bytes, str, int, int]:
     return encode(each.batch), each.source, each.position, each.received_us
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(RECORDED, max_size=6), st.integers(1, 5))
 def test_batches_survive_the_round_trip_to_the_byte(recorded: list[RecordedBatch], group_rows: int) -> None:
     with TemporaryDirectory() as folder:
@@ -43,7 +44,7 @@ def test_batches_survive_the_round_trip_to_the_byte(recorded: list[RecordedBatch
         assert [facts(each) for each in read_parquet(path)] == [facts(each) for each in recorded]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(BATCHES, min_size=1, max_size=4), st.data())
 def test_damage_gives_the_batches_before_it_or_one_error_that_names_the_file(
     batches: list[Batch], data: st.DataObject

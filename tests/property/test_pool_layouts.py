@@ -18,6 +18,7 @@ from kvbm_core.errors import LayoutError, LayoutFormatError
 from kvbm_core.layout import DTYPE_BYTES, LayerSeparateLayout, PoolLayout
 from kvbm_core.serialized_layout import SerializedLayout, decode_layout, peers_for, runs_between
 from kvbm_core.storage import TensorStorage, open_blocks
+from tests.examples import examples
 
 ORDERS = ("NHD", "HND", "universal")
 SEPARATE = ("layer_separate_block_first", "layer_separate_outer_first")
@@ -52,7 +53,7 @@ def open_pool(layout: PoolLayout) -> TensorStorage:
     return open_blocks(layout, "system", Tier.G1, "device:0", setting="device_blocks")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(configs())
 def test_regions_of_blocks_never_overlap_and_cover_every_byte_of_every_block(config: KvbmConfig) -> None:
     layout = config.device_pool_layout
@@ -71,7 +72,7 @@ def test_regions_of_blocks_never_overlap_and_cover_every_byte_of_every_block(con
     assert sorted(zip(buffers.tolist(), offsets.tolist(), (offsets + lengths).tolist(), strict=True)) == taken
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(configs())
 def test_every_view_is_the_memory_itself_and_each_element_has_one_place(config: KvbmConfig) -> None:
     layout = config.device_pool_layout
@@ -95,7 +96,7 @@ def test_every_view_is_the_memory_itself_and_each_element_has_one_place(config: 
     assert by_tensor == inside
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(configs(layers=2, dtype="int8", device_blocks=2))
 def test_a_blocks_views_and_payload_agree(config: KvbmConfig) -> None:
     layout = config.device_pool_layout
@@ -138,7 +139,7 @@ def _memory(address: int, size_bytes: int) -> np.ndarray[tuple[int], np.dtype[np
     return np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), written=st.sampled_from([1, 2, 4, 8]), read=st.sampled_from([1, 2, 4, 8]))
 def test_workers_of_any_size_find_their_heads_in_the_pools_of_workers_of_any_other(
     data: st.DataObject, written: int, read: int
@@ -169,7 +170,7 @@ def test_workers_of_any_size_find_their_heads_in_the_pools_of_workers_of_any_oth
     assert not any(bool(memory.any()) for memory in (pool.layer_view(1, layer) for layer in range(config.layers)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=80), st.data())
 def test_bytes_that_are_no_layout_give_a_named_error_and_never_a_layout_outside_its_buffers(
     garbage: bytes, data: st.DataObject

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from advisor.api.remembered import KEPT_US, TRANSITIONS, Answer, Entry, IllegalStep, Remembered, State, Trigger, Verdict
+from tests.examples import examples
 
 ENTRIES_MAX = 4
 BYTES_MAX = 100
@@ -108,5 +109,5 @@ class Keys(RuleBasedStateMachine):
             raise AssertionError(f"{before} took {trigger}")
 
 
-Keys.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+Keys.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 TestKeys = Keys.TestCase

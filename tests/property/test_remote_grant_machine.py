@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvbm_core.errors import BlockStateError
 from kvbm_core.remote_grant import GRANT_TRANSITIONS, Grant, GrantState, diagram
+from tests.examples import examples
 
 HEADS = 6
 PARTS = st.tuples(st.integers(-1, HEADS), st.integers(0, HEADS + 1))
@@ -92,7 +93,7 @@ class GrantMachine(RuleBasedStateMachine):
 
 
 TestGrantMachine = GrantMachine.TestCase
-TestGrantMachine.settings = settings(max_examples=60, stateful_step_count=12, deadline=None)
+TestGrantMachine.settings = settings(max_examples=examples(60), stateful_step_count=12, deadline=None)
 
 
 def test_what_is_over_stays_so() -> None:

@@ -27,10 +27,11 @@ from kvbm_core.serialized_layout import BufferPlace, serialize
 from storage_agent.block_header import checksum
 from storage_agent.nixl_memory import MemoryPlace
 from storage_agent.port import BlockKey
+from tests.examples import examples
 
 U64 = st.integers(0, 2**64 - 1)
 U128 = st.integers(0, 2**128 - 1)
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=examples(40), deadline=None)
 BLOCKS, PAGE_TOKENS, HEADS = 16, 4, 2
 CONFIG = KvbmConfig(
     layers=2, heads=HEADS, head_dim=8, page_tokens=PAGE_TOKENS, device_blocks=BLOCKS, hash_secret="sixteen characters"

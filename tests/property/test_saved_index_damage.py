@@ -15,6 +15,7 @@ from advisor.index.array_index import ArrayIndex
 from advisor.index.errors import IndexDamaged, IndexFull
 from advisor.index.layout import IndexSize
 from event_plane.schema import RECORD_DTYPE, EventType
+from tests.examples import examples
 
 SIZE = IndexSize.for_blocks(2000)
 
@@ -40,7 +41,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_changed_byte_or_cut_is_noticed(saved: bytes, tmp_path: Path, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(saved) - 1))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from advisor.entries import EntryKind, LogEntry, NewEntry, logged
 from advisor.segment_format import HEAD, META, FrameDamaged, decode_body, decode_head, encode_group, later_frames, peek
+from tests.examples import examples
 from tests.property.test_log_model import ENTRIES
 
 GROUPS = st.lists(ENTRIES, min_size=1, max_size=4)
@@ -32,7 +33,7 @@ def decoded(content: bytes) -> list[tuple[LogEntry, int, int]]:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(GROUPS, POSITIONS, TIMES)
 def test_group_comes_back_as_it_was(group: list[NewEntry], first: int, recorded_us: int) -> None:
     buffers, count_bytes = encode_group(group, first, recorded_us)
@@ -42,7 +43,7 @@ def test_group_comes_back_as_it_was(group: list[NewEntry], first: int, recorded_
     assert decoded(content + bytes(HEAD.size)) == wanted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(GROUPS, POSITIONS, st.data())
 def test_altered_bit_is_found(group: list[NewEntry], first: int, data: st.DataObject) -> None:
     content = bytearray(b"".join(encode_group(group, first, 5)[0]))
@@ -52,7 +53,7 @@ def test_altered_bit_is_found(group: list[NewEntry], first: int, data: st.DataOb
         decoded(bytes(content))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(GROUPS, GROUPS, st.integers(1, 2**32), st.binary(max_size=100))
 def test_later_append_is_found_behind_damage(
     damaged: list[NewEntry], later: list[NewEntry], first: int, noise: bytes

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from event_plane.sequence import Accept, Action, Arrival, AskResend, AskSnapshot, Duplicate, Lost, Refused, SequenceGate
+from tests.examples import examples
 
 PRODUCER = 1
 HOLD_MAX = 5
@@ -257,6 +258,6 @@ class ForeignGateMachine(GateMachine):
 
 
 TestOwnGate = OwnGateMachine.TestCase
-TestOwnGate.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestOwnGate.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 TestForeignGate = ForeignGateMachine.TestCase
-TestForeignGate.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestForeignGate.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)

@@ -8,6 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from advisor.access.identity import Identity, Scope
 from advisor.access.sessions import IDLE_US_MAX, SESSIONS_EACH_MAX, WHOLE_US_MAX, Admission, Sessions
+from tests.examples import examples
 
 HOUR_US = 3_600_000_000
 
@@ -66,5 +67,5 @@ class SessionsMachine(RuleBasedStateMachine):
         assert len(self.sessions) == len(self.known)
 
 
-SessionsMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
+SessionsMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40)
 TestSessions = SessionsMachine.TestCase

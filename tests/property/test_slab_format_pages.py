@@ -24,6 +24,7 @@ from storage_agent.slab_format import (
     unpack_superblock,
 )
 from storage_agent.slot_classes import CLASSES_MAX, SlotClass
+from tests.examples import examples
 
 u64 = st.integers(0, 2**64 - 1)
 names = st.from_regex(r"[a-z0-9-]{1,64}", fullmatch=True)
@@ -93,7 +94,7 @@ def test_slots_lie_on_page_boundaries_one_after_another(superblock: Superblock) 
         assert before.slot_bytes <= after.slot_bytes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(superblocks, sessions, bits)
 def test_a_flipped_bit_is_always_caught(superblock: Superblock, session: Session, bit: int) -> None:
     with pytest.raises(BlockFormatError):

@@ -16,6 +16,7 @@ from storage_agent.port import BlockKey, ClassStat
 from storage_agent.slot_classes import SlotClass
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_table import TRANSITIONS, Refusal, Reservation, SlotState, SlotTable, SlotTrigger
+from tests.examples import examples
 
 CAPACITY = 4
 keys = st.integers(0, 6).map(lambda number: BlockKey(1, 0, number))
@@ -124,7 +125,7 @@ class SlotTableMachine(RuleBasedStateMachine):
 
 
 TestSlotTable = SlotTableMachine.TestCase
-TestSlotTable.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSlotTable.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize("state", SlotState)
@@ -191,7 +192,7 @@ def test_a_block_takes_the_smallest_slot_that_holds_it_and_a_larger_one_when_tho
     assert put(7, 10) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=4, unique_by=lambda each: each[0]),
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 20)), max_size=40),

@@ -12,6 +12,7 @@ from advisor.index import ArrayIndex, BlockRow, IndexSize, Key
 from advisor.prefixes.kernels import NOT_USED, Rows
 from advisor.prefixes.picture import MEASURES, Figures, Picture
 from event_plane.schema import RECORD_DTYPE
+from tests.examples import examples
 
 NAMESPACES = (5, 9)
 
@@ -62,7 +63,7 @@ def naive_figures(index: ArrayIndex, rows: list[BlockRow]) -> Figures:
     return Figures(1, len(placed), pairs, sum(block.touches for block in placed), last_touch_us)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(forest=FOREST, slice_rows=st.integers(1, 40))
 def test_a_quiet_index_gives_the_naive_sums_for_every_block(
     forest: tuple[list[tuple[int, int, int, int, int]], set[int]], slice_rows: int
@@ -127,7 +128,7 @@ def torn_rows(draw: st.DrawFn) -> Rows:
     )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(rows=torn_rows())
 def test_torn_links_end_and_never_mix_namespaces(rows: Rows) -> None:
     used = {realm: int(((rows.parent != NOT_USED) & (rows.realm == realm)).sum()) for realm in (0, 1)}

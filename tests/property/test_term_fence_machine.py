@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from storage_agent import term_fence
 from storage_agent.errors import StaleTerm
 from storage_agent.term_fence import TermFence
+from tests.examples import examples
 
 
 class FenceMachine(RuleBasedStateMachine):
@@ -69,4 +70,4 @@ class FenceMachine(RuleBasedStateMachine):
 
 
 TestFence = FenceMachine.TestCase
-TestFence.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestFence.settings = settings(max_examples=examples(40), stateful_step_count=20, deadline=None)

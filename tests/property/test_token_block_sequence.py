@@ -14,6 +14,7 @@ from kvbm_core.errors import BlockStateError, WrongIdentityError
 from kvbm_core.pool import BlockPool
 from kvbm_core.reuse import LruOrder
 from kvbm_core.sequence import TokenBlockSequence
+from tests.examples import examples
 
 PAGE_TOKENS = 4
 SECRET = "a secret of the tests"
@@ -24,7 +25,7 @@ tokens = st.integers(0, 2**32 - 1)
 some_tokens = st.lists(tokens, max_size=14)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(some_tokens, st.lists(st.one_of(some_tokens, st.integers(0, 20)), max_size=6))
 def test_a_sequence_that_grew_and_was_cut_equals_a_fresh_one(first: list[int], steps: list[list[int] | int]) -> None:
     sequence = TokenBlockSequence(CONFIG, "acme", first)
@@ -45,7 +46,7 @@ def test_a_sequence_that_grew_and_was_cut_equals_a_fresh_one(first: list[int], s
         assert sequence.tokens.tolist() == model
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(some_tokens, st.text(max_size=6), st.text(max_size=6), st.text(max_size=6))
 def test_a_sequence_follows_the_reference_rules(
     ids: list[int], tenant: str, adapter: str, cache_salt: str
@@ -110,7 +111,7 @@ def block_of_a_pool() -> MutableBlock:
     return pool.allocate(1).blocks[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(tokens, min_size=8, max_size=8), st.integers(0, 1), st.integers(0, 3), st.booleans())
 def test_a_block_with_tokens_commits_under_their_identity_alone(
     ids: list[int], depth: int, place: int, one_by_one: bool

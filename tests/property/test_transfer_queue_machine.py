@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvbm_core.errors import ProgressError, TransferQueueFullError, TransferStateError
 from kvbm_core.progress import NO_GATE, WHOLE_ITERATION, Gate, ModelProgress
 from kvbm_core.transfer_queue import TRANSITIONS, Entry, TransferQueue, TransferState, TransferTrigger, diagram
+from tests.examples import examples
 
 ENTRIES_MAX, BATCH_ENTRIES, BATCHES_MAX, LAYERS = 12, 3, 2, 3
 ENDED = {state for state, steps in TRANSITIONS.items() if not steps}
@@ -146,7 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue.next_deadline_s() == min(deadlines, default=inf)
 
 
-QueueMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=35, deadline=None)
+QueueMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=35, deadline=None)
 TestTransferQueue = QueueMachine.TestCase
 
 

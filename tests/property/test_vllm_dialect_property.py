@@ -12,6 +12,7 @@ from event_plane.dialects.vllm import FIELDS, TIERS, VllmDialect
 from event_plane.errors import DialectError
 from event_plane.schema import EventType, Namespace, RecordFlag
 from event_plane.wire import decode, encode
+from tests.examples import examples
 
 DIALECT = VllmDialect(namespace=Namespace(model="m"))
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
@@ -46,13 +47,13 @@ def check(payload: bytes) -> None:
         assert not own_parent.any()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(MAPS | ARRAYS | ANYTHING, max_size=5), st.floats() | st.none(), st.integers(-5, 70_000))
 def test_events_of_any_shape_give_a_batch_or_the_one_error(events: list[Any], timestamp: Any, rank: int) -> None:
     check(msgspec.msgpack.encode([timestamp, events, rank]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200))
 @example(b"\x92\xc0\x91\x81\x81\x01\x02\x03")
 @example(b"\x92\xc0\x91\xc7\x0c\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff")

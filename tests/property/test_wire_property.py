@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from event_plane.errors import WireError
 from event_plane.schema import RECORD_DTYPE, Batch, BatchKind, Namespace, SnapshotRange
 from event_plane.wire import HEADER, decode, encode
+from tests.examples import examples
 
 U64 = st.integers(0, 2**64 - 1)
 TEXT = st.text(max_size=8)
@@ -35,7 +36,7 @@ BATCHES = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(BATCHES)
 def test_batch_survives_the_round_trip(batch: Batch) -> None:
     decoded = decode(encode(batch))
@@ -46,7 +47,7 @@ def test_batch_survives_the_round_trip(batch: Batch) -> None:
     assert encode(decoded) == encode(batch)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(BATCHES, st.data())
 def test_flipped_bit_is_always_refused(batch: Batch, data: st.DataObject) -> None:
     payload = bytearray(encode(batch))
@@ -56,7 +57,7 @@ def test_flipped_bit_is_always_refused(batch: Batch, data: st.DataObject) -> Non
         decode(bytes(payload))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(BATCHES, st.data())
 def test_cut_batch_is_always_refused(batch: Batch, data: st.DataObject) -> None:
     payload = encode(batch)
@@ -64,14 +65,14 @@ def test_cut_batch_is_always_refused(batch: Batch, data: st.DataObject) -> None:
         decode(payload[: data.draw(st.integers(0, len(payload) - 1))])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=400))
 def test_random_bytes_raise_nothing_but_wire_error(payload: bytes) -> None:
     with pytest.raises(WireError):
         decode(payload)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=120))
 def test_random_extension_under_a_right_crc_raises_nothing_but_wire_error(extension: bytes) -> None:
     head = HEADER.pack(b"KVE1", 1, 0, 0, 1, 2, 3, 0, 0, 0, 100, 64, len(extension), 0)[:60]

@@ -36,6 +36,7 @@ from event_plane.schema import (
     SnapshotRange,
     to_records,
 )
+from tests.examples import examples
 
 OURS, THEIRS = Namespace(tenant="acme", model="m"), Namespace(tenant="other", model="m")
 HASH = (7 << 64) | 9
@@ -202,7 +203,7 @@ RECORDS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.lists(RECORDS, max_size=6), max_size=6), st.sampled_from([None, "acme"]), st.sampled_from([None, 1]))
 def test_steps_equal_a_plain_look_through_all_records(
     batches: list[list[EventRecord]], tenant: str | None, group: int | None

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_agent.command_lane import CommandLane, Turns
+from tests.examples import examples
 
 
 def test_a_stuck_command_holds_up_only_those_that_share_a_block_with_it() -> None:
@@ -37,7 +38,7 @@ def test_a_stuck_command_holds_up_only_those_that_share_a_block_with_it() -> Non
     assert lane._turns._lines == {}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.frozensets(st.integers(0, 3), max_size=3), max_size=12))
 def test_whoever_shares_a_thing_goes_in_the_order_announced(work: list[frozenset[int]]) -> None:
     turns, order, under_way, clashes = Turns(), list[int](), set[int](), list[int]()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from event_plane.schema import Tier
 from kvbm_core.accounting import LATENCY_BOUNDS_S, Accounts, Latency, RequestAccount
 from kvbm_core.paths import TransferPath
+from tests.examples import examples
 
 blocks = st.integers(0, 1_000)
 accounts = st.builds(
@@ -25,7 +26,7 @@ accounts = st.builds(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(accounts, max_size=5))
 def test_totals_are_the_sums_of_the_requests_columns(parts: list[RequestAccount]) -> None:
     kept = Accounts()
@@ -44,7 +45,7 @@ def test_totals_are_the_sums_of_the_requests_columns(parts: list[RequestAccount]
         assert total.load_seconds.get(path, 0.0) == sum(part.load_seconds.get(path, 0.0) for part in parts)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=60), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
 def test_a_quantile_bounds_the_measured_one_within_a_factor_of_two(seconds: list[float], share: float) -> None:
     latency = Latency()

@@ -17,6 +17,7 @@ from storage_agent.descriptor import OptionValue, VolumeDescriptor
 from storage_agent.errors import CommandRefused, VolumeError
 from storage_agent.fragmentation import FreeStretches, Stretch, count_extents, expected_breaks, sampled
 from storage_agent.port import BlockKey, Fragmentation, Outcome, PutBlock, Result
+from tests.examples import examples
 
 NAMESPACE = Namespace(tenant="t")
 SIZE = 6000
@@ -94,7 +95,7 @@ def test_a_sample_is_spread_over_all_and_the_same_each_time() -> None:
     assert max(after - before for before, after in pairwise(numbers)) < 10_000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sets(st.integers(0, 60)), st.lists(st.tuples(st.integers(1, 12), st.integers(0, 4)), max_size=12)
 )

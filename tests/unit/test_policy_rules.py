@@ -14,6 +14,7 @@ from advisor.policies.rules.eviction import LFUDA_LEAF, LRU, VALUE, eviction_key
 from advisor.policies.rules.reading import first_token_s
 from advisor.policies.rules.score import NO_SCORE, score_with_touch
 from advisor.policies.rules.worth import price_after, protected
+from tests.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_block_used_once_is_of_the_class_of_its_kind() -> None:
     assert [hazard.block_class(1, kind, 0.0, 0, 0) for kind in range(hazard.KINDS)] == [0, 1, 2]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.floats(0, 10_000), st.floats(0, 10_000))
 def test_places_of_ages_grow_with_age_and_agree_with_bins(a: float, b: float) -> None:
     low, high = sorted((a, b))

@@ -32,6 +32,7 @@ from event_plane.schema import (
     Tier,
     to_records,
 )
+from tests.examples import examples
 
 STORE, ACCESS, REMOVE = EventType.STORE, EventType.ACCESS, EventType.REMOVE
 MODEL = Namespace(model="m", block_tokens=16)
@@ -155,7 +156,7 @@ def workloads(draw: st.DrawFn) -> list[SimulatedRequest]:
 
 
 @given(workloads(), st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_requests_come_back_from_the_events_of_an_engine(requests: list[SimulatedRequest], cache_blocks: int) -> None:
     batches: Iterable[Batch] = SimulatedEngine(cache_blocks).batches(requests)
     trace = trace_of(*(RecordedBatch(each, "s", 1) for each in batches))

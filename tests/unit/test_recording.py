@@ -27,6 +27,7 @@ from event_plane.recording import (
 )
 from event_plane.schema import RECORD_DTYPE, Batch
 from event_plane.wire import encode
+from tests.examples import examples
 
 MESSAGES = [[b"topic", bytes(8), b"payload"], [b"", b"", b""], [b"subject", b"x" * 3000]]
 LINE = {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
@@ -118,7 +119,7 @@ def test_damaged_capture_names_what_and_where(written: Written, content: bytes, 
         list(read_capture(written(content)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(cut=st.integers(0, len(capture_bytes(MESSAGES))))
 def test_capture_cut_anywhere_gives_whole_messages_or_the_error(
     cut: int, tmp_path_factory: pytest.TempPathFactory

@@ -13,6 +13,7 @@ from advisor.log import SqlLog
 from advisor.memory_log import MemoryLog
 from advisor.retention import Decision, decide, entries_allowed, first_recorded_since
 from advisor.segment_log import SegmentLog
+from tests.examples import examples
 
 
 def stat(first: int, last: int, stored_bytes: int = 0) -> LogStat:
@@ -50,7 +51,7 @@ def test_cut_and_checkpoint(kept: LogStat, allowed: int | None, checkpoints: lis
     assert decide(kept, allowed, checkpoints) == decision
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(30, 500), st.lists(st.integers(1, 10), min_size=50, max_size=200))
 def test_log_stays_near_its_limit_and_a_start_can_always_be_made(allowed: int, appends: list[int]) -> None:
     """A checkpoint is made between two rounds. The log holds no more than its limit and what came in one round."""

@@ -22,6 +22,7 @@ from event_plane.schema import (
     SnapshotRange,
     to_records,
 )
+from tests.examples import examples
 
 NAMESPACE = Namespace(tenant="acme")
 PRODUCER = 77
@@ -236,7 +237,7 @@ _KEYS = st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(1, 4), st.in
 
 
 @given(st.lists(_KEYS, unique=True), st.lists(_KEYS))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_absent_keys_are_those_of_a_set_difference(
     keys: list[tuple[int, int, int, int]], among: list[tuple[int, int, int, int]]
 ) -> None:

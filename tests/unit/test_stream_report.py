@@ -32,6 +32,7 @@ from event_plane.stream_report import (
     StreamReport,
 )
 from event_plane.wire import encode
+from tests.examples import examples
 
 NOBODY = np.empty(0, RECORD_DTYPE)
 
@@ -109,7 +110,7 @@ def test_rates_are_counted_at_the_times_of_reception() -> None:
     assert [counts[2] for counts in report.rates.events] == [3, 0, 0, 4]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 2**62), st.integers(0, 9)), min_size=1, max_size=60))
 def test_bins_stay_few_and_lose_no_event_whatever_the_times(counted: list[tuple[int, int]]) -> None:
     series = RateSeries()
