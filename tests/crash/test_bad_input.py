@@ -212,7 +212,10 @@ def demo_ends(folder: Path) -> str:
     [
         (30, r"the engine ended with status 2: volume 'slow' needs 167788544 bytes, .* has \d+ free: lower"),
         # Room for the volumes, and little for the log; none is left for a child's last words either.
-        (182, r"the advisor ended with status 2: cannot append to .*log\.db: the disk is full: free space there"),
+        pytest.param(
+            182, r"the advisor ended with status 2: cannot append to .*log\.db: the disk is full: free space there",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["volumes", "log"],
 )

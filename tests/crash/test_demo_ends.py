@@ -130,6 +130,7 @@ def test_a_closed_terminal_ends_it_in_order_and_takes_its_folder_along(tmp_path:
 
 
 @pytest.mark.crash
+@pytest.mark.long
 def test_trace_is_served_to_its_end_and_the_demo_goes_on_until_its_seconds_are_over(tmp_path: Path) -> None:
     lines = [
         {"timestamp": n, "input_length": 512 * (n % 7), "output_length": 1, "hash_ids": [*range(n % 7)]}

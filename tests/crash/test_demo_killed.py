@@ -61,6 +61,7 @@ def test_demo_killed_while_it_starts_leaves_nothing_running_and_nothing_lost(tmp
 
 
 @pytest.mark.crash
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_demo_killed_during_moves_loses_nothing_and_goes_on_from_what_it_left_until_sigterm(tmp_path: Path) -> None:
     folder = tmp_path / "demo"

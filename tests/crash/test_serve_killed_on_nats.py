@@ -46,7 +46,7 @@ def wait_for_log(directory: Path, at_work: Engine, batches: int) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("scheme", ["nats", "jetstream"])
+@pytest.mark.parametrize("scheme", [pytest.param("nats", marks=pytest.mark.long), "jetstream"])
 def test_each_batch_is_logged_once_through_a_kill_of_the_service(tmp_path: Path, scheme: str) -> None:
     directory, config = tmp_path / "state", tmp_path / "advisor.toml"
     with nats_server(tmp_path / "server", jetstream=True) as server:

@@ -49,7 +49,7 @@ def replay(path: Path) -> None:
 
 
 @pytest.mark.parametrize("whole", [CAPTURE, TRACE], ids=["capture", "trace"])
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(data=st.data())
 def test_damaged_recording_ends_well_or_with_one_sentence(whole: bytes, data: st.DataObject) -> None:
     damaged = bytearray(whole)
