@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -26,6 +27,7 @@ from advisor.bench_publisher import NAMESPACES
 from advisor.bench_stream import ChainStream
 from advisor.entries import EntryKind, LogEntry, VolumeEntry
 from advisor.exposition import render_metrics
+from advisor.process import die_with_parent
 from advisor.reader import ServiceReader
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, LogSettings, SourceSettings
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("resend_url")
     asked = parser.parse_args()
+    die_with_parent(os.getppid())
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     settings = AdvisorSettings(
         directory=asked.folder,
