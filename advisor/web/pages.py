@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 from fastapi import Request
@@ -65,25 +66,30 @@ NAVIGATION = (
 """The pages, in order. A page's file adds its line here."""
 
 
+@cache
+def _environment() -> Environment:
+    """Of all apps of this process: a template is compiled once."""
+    vendored = files("advisor.web").joinpath("static/vendor/integrity.json").read_text("utf-8")
+    integrity: dict[str, str] = {name: fact["integrity"] for name, fact in json.loads(vendored).items()}
+    made = Environment(
+        loader=PackageLoader("advisor.web"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    made.filters.update(formats.FILTERS)
+    made.globals.update(vendor=VENDOR, integrity=integrity.__getitem__, scope=Scope, local=LOCAL)
+    return made
+
+
 class Pages:
     """Templates, compiled once. Rendering touches nothing but its arguments."""
 
     def __init__(self, parts: AdminParts) -> None:
-        vendored = files("advisor.web").joinpath("static/vendor/integrity.json").read_text("utf-8")
-        self._integrity: dict[str, str] = {name: fact["integrity"] for name, fact in json.loads(vendored).items()}
-        self._templates = Environment(
-            loader=PackageLoader("advisor.web"), autoescape=True, undefined=StrictUndefined,
-            trim_blocks=True, lstrip_blocks=True,
-        )
-        self._templates.filters.update(formats.FILTERS)
-        navigation = [entry for entry in NAVIGATION if not entry.part or getattr(parts, entry.part) is not None]
-        self._templates.globals.update(
-            vendor=VENDOR, integrity=self._integrity.__getitem__, navigation=navigation, scope=Scope, local=LOCAL
-        )
+        self._templates = _environment()
+        self._navigation = [entry for entry in NAVIGATION if not entry.part or getattr(parts, entry.part) is not None]
 
     def render(self, template: str, who: Identity, **shown: object) -> str:
         """A page's markup; `who` sees it: its templates leave out what their scope does not allow."""
-        return self._templates.get_template(template).render(who=who, **shown)
+        return self._templates.get_template(template).render(who=who, navigation=self._navigation, **shown)
 
     def overview(self, picture: Picture, alerts: Sequence[Alert], who: Identity) -> str:
         return self.render("overview.html", who, **self._shown(picture, alerts))
