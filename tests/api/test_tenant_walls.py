@@ -170,7 +170,7 @@ def test_cursor_is_no_row_number_and_is_of_one_identity_and_process(inside: Dire
     cursors = [inside.get("/api/v1/blocks", params={"limit": limit}).json()["next_cursor"] for limit in (1, 2)]
     assert len({len(cursor) for cursor in cursors}) == 1
     assert not any(cursor.isdecimal() for cursor in cursors)
-    restarted = Direct(reader, **entering(Scope.ADMIN, OWN, name="acme-ops"))
+    restarted = Direct(reader, alone=True, **entering(Scope.ADMIN, OWN, name="acme-ops"))
     refusals = [restarted.get("/api/v1/blocks", params={"after": after}) for after in (cursors[0], "made-up", "60")]
     for refusal in refusals:
         assert refusal.status_code == 400
