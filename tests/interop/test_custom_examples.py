@@ -14,7 +14,10 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-@pytest.mark.parametrize(("folder", "module"), [("custom_volume", "files_volume"), ("custom_policy", "mine_policy")])
+@pytest.mark.parametrize(
+    ("folder", "module"),
+    [("custom_volume", "files_volume"), pytest.param("custom_policy", "mine_policy", marks=pytest.mark.long)],
+)
 def test_the_example_of_another_package_passes_the_contract(folder: str, module: str, tmp_path: Path) -> None:
     site, example = tmp_path / "site", tmp_path / "example"
     shutil.copytree(EXAMPLES / folder, example)

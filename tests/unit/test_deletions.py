@@ -395,8 +395,9 @@ def bulk(fold: InstantFold, kind: EventType, hashes: np.ndarray) -> None:
         fold._apply(LogEntry(len(fold.entries) + 1, EntryKind.BATCH, b"", source="bulk"), batch)
 
 
-def test_a_tenant_of_100_000_blocks_goes_in_bounded_steps() -> None:
-    blocks, most = 100_000, 10_000
+@pytest.mark.parametrize("blocks", [20_000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_a_large_tenant_goes_in_bounded_steps(blocks: int) -> None:
+    most = blocks // 10
     instant = InstantFold([{**SLOW, "capacity_blocks": 2 * blocks}], {"delete_moves_max": most}, blocks_max=2 * blocks)
     fold = instant.fold
     bulk(instant, EventType.STORE, np.arange(1, blocks + 1))
