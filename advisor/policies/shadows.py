@@ -101,8 +101,8 @@ class ShadowTiers:
             tier.levels[TOKENS] = min(earned, max(1.0, burst / self.sample))
 
     def lose(self, given: Array) -> None:
-        """What was in the slots `given` is forgotten."""
-        noted.lose_slots(given, self.parents, self.tiers, self.ghosts)
+        """What was in the slots `given` is forgotten, by those that were below it too."""
+        noted.lose_slots(given, np.zeros(len(self.parents), np.bool_), self.parents, self.tiers, self.ghosts)
         self.is_ranking[given] = False
         kept = self.ranking[: self.ranked]
         kept = kept[self.is_ranking[kept]]

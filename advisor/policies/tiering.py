@@ -63,9 +63,9 @@ def plan_moves(
         purse = Purse(limits, planned, state.buckets, now_us)
         slots, given = state.book.note(index, rows)
         purse.earn(state.book.first_seen)
+        state.learning.lose(given)
         if ordered:
             _prepare(index, ordered, policy, eviction, purse, state, now_us)
-        state.learning.lose(given)
         inflation = state.ageing_of(ordered[0].volume_id).inflation if ordered else 0.0
         first_us = state.learning.hear(index, rows, slots, eviction.rule, inflation)
         sight = Sight(

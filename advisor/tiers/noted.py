@@ -33,12 +33,25 @@ def sampled(book: Array, slot: int, sample: int) -> bool:
     return bool((book[slot].tag * uint64(SAMPLE_MIX) >> uint64(SAMPLE_SHIFT)) % uint64(sample) == uint64(0))
 
 
+STEPS_MAX = 64
+"""Times as many ancestors are looked at as it takes on average to find one in the sample."""
+
+
 @inlined
 def _nearest_sampled(book: Array, slot: int, sample: int) -> Any:
-    above = int64(book[slot].parent)
-    while above >= 0 and not sampled(book, above, sample):
-        above = int64(book[above].parent)
-    return above
+    """Or -1. A slot that changed hands is nobody's parent: what is there now may be below the block that points to it.
+
+    Nor is the walk endless where blocks stood in another order when they were noted.
+    """
+    here = int64(slot)
+    for _ in range(STEPS_MAX * sample):
+        above = int64(book[here].parent)
+        if above < 0 or book[above].tag != book[here].parent_tag:
+            return int64(-1)
+        if sampled(book, above, sample):
+            return above
+        here = above
+    return int64(-1)
 
 
 @kernel
@@ -163,10 +176,10 @@ def close_turn(duel: Duel, s: Shadows, turn: int) -> None:
 
 
 @kernel
-def lose_slots(given: Array, parents: Array, s: Shadows, ghosts: Array) -> None:
-    """The slots `given` changed hands: no shadow holds what was there.
+def lose_slots(given: Array, is_given: Array, parents: Array, s: Shadows, ghosts: Array) -> None:
+    """The slots `given` changed hands: no shadow holds what was there, and its children have no parent any more.
 
-    Its children in a shadow are taken for those of the block that is there now, until they leave.
+    `is_given` is scratch by slot: all False, and left so.
     """
     for slot in given:
         ghosts[slot] = 0
@@ -182,6 +195,20 @@ def lose_slots(given: Array, parents: Array, s: Shadows, ghosts: Array) -> None:
             _lose(slot, parents, s.ghosts)
         if s.ranked.present[slot]:
             _lose(slot, parents, s.ranked)
+    for slot in given:
+        is_given[slot] = True
+        parents[slot] = -1
+    for slot in range(len(parents)):
+        if parents[slot] >= 0 and is_given[parents[slot]]:
+            parents[slot] = -1
+    for slot in given:
+        is_given[slot] = False
+        s.by_worth.children[slot] = 0
+        s.first.children[slot] = 0
+        s.second.children[slot] = 0
+        s.third.children[slot] = 0
+        s.ghosts.children[slot] = 0
+        s.ranked.children[slot] = 0
 
 
 @routine

@@ -332,7 +332,7 @@ class SampleReader:
 
     def policies(self) -> PoliciesView:
         return PoliciesView(
-            policy_version="tiering-3", policy=PolicySettings(admission="auto", moves_per_s=20.0), eviction="value",
+            policy_version="tiering-4", policy=PolicySettings(admission="auto", moves_per_s=20.0), eviction="value",
             admissions=["always", "auto", "touch-2"], evictions=["lru", "value"], shadows=["second-touch", "calm"],
         )  # fmt: skip
 

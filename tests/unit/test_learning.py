@@ -19,8 +19,10 @@ from advisor.policies.instant_moves import InstantFold
 from advisor.policies.learning import Learning
 from advisor.policies.limits import Limits, VolumeBudget
 from advisor.policies.plan import Volume
-from advisor.policies.rules.noting import NOTES_OF_3, tell_requests
+from advisor.policies.rules.noting import NOTE_DTYPE, NOTES_OF_3, tell_requests
 from advisor.policies.shadows import NO_LIMIT, ShadowTiers
+from advisor.shadow_tally import tag_of
+from advisor.tiers import noted
 from advisor.tiers.duelling import BY_WORTH, FIRST, RANKED
 from advisor.tiers.fast_tier import HEAPED, TOKENS, USED, FastTier
 from event_plane.schema import Namespace
@@ -127,9 +129,57 @@ def test_slots_that_change_hands_leave_shadows_sound(monkeypatch: pytest.MonkeyP
         assert tier.present[heap].all()
         assert (tier.places >= 0).sum() == len(heap)
         assert book["tag"][tier.present].all()
+    held = 0
+    for made, tier in tiers_of(fold):
+        present = np.flatnonzero(tier.present)
+        above = made.parents[present]
+        assert (tier.children == np.bincount(above[above >= 0], minlength=64)).all()
+        for slot, parent in zip(present[above >= 0], above[above >= 0], strict=True):
+            held += 1
+            assert int(book["tag"][parent]) in ancestors(fold, int(book["row"][slot]))
+    assert held > 20
     half = fold.refolded(len(fold.entries) // 2)
     assert fold.refolded().digest() == fold.fold.digest()
     assert _resumed(half, fold).digest() == fold.fold.digest()
+
+
+def ancestors(fold: InstantFold, row: int) -> list[int]:
+    """Tags, from the parent up."""
+    tags = []
+    while (row := fold.fold.index.block(row).parent) >= 0:
+        tags.append(tag_of(fold.fold.index.block(row).key))
+    return tags
+
+
+def test_slot_that_changed_hands_is_no_parent_and_no_walk_through_it_is_endless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heat_book, "SLOTS", 64)
+    fold, book = shelf(), HeatBook()
+    fold.store("slow", list(range(1, 1_001)), ACME)
+    rows = np.array([block.row for h in range(1, 1_001) if (block := fold.block(h, ACME)) is not None], np.int32)
+    book.note(fold.fold.index, rows)
+    notes, parents = book.notes, np.full(64, -1, np.int64)
+    old = notes["parent"] >= 0
+    old[old] = notes["tag"][notes["parent"][old]] != notes["parent_tag"][old]
+    assert old.any(), "blocks took their ancestors' slots"
+    for sample in (1, 2, 16):
+        noted.parents_in_sample(notes, sample, parents)
+        for slot in np.flatnonzero(parents >= 0):
+            assert int(notes["tag"][parents[slot]]) in ancestors(fold, int(notes["row"][slot]))
+
+
+def test_blocks_noted_as_each_other_s_parents_have_no_ancestor_in_a_sample() -> None:
+    notes, parents = np.zeros(24, NOTE_DTYPE), np.full(24, -1, np.int64)
+    notes["tag"] = range(1, 25)
+    tags = notes["tag"] * np.uint64(noted.SAMPLE_MIX) >> np.uint64(noted.SAMPLE_SHIFT)
+    first, second = np.flatnonzero(tags % np.uint64(4))[:2]
+    below = np.flatnonzero(tags % np.uint64(4) == 0)[0]
+    notes["parent"] = -1
+    for slot, parent in ((first, second), (second, first), (below, first)):
+        notes["parent"][slot], notes["parent_tag"][slot] = parent, notes["tag"][parent]
+    noted.parents_in_sample(notes, 4, parents)
+    assert (parents == -1).all()
 
 
 def _resumed(before: Fold, fold: InstantFold) -> Fold:
