@@ -77,6 +77,7 @@ def test_the_first_accesses_are_whole_requests() -> None:
     assert part.ends[-1] == len(part.ids) <= FLAT_ACCESSES < t.ends[len(part.ends)]
 
 
+@pytest.mark.long
 def test_without_traces_the_simulated_workloads_are_measured_and_the_rest_says_what_to_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
