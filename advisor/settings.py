@@ -127,10 +127,22 @@ class AgentSettings(NatsIdentity):
     """Unreachable for so long, its volumes are away: their moves are aborted, none is planned."""
 
 
+def _encodable(text: str) -> str:
+    """Half of a surrogate pair is no text that a log could keep."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("it holds half of a surrogate pair: write whole characters") from error
+    return text
+
+
+Text = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$"), AfterValidator(_encodable)]
+
+
 class VolumeBudgetSettings(Section):
     """What moves may write to one volume; 0: no limit."""
 
-    volume: str = Field(min_length=1)
+    volume: Text = Field(min_length=1)
     bytes_per_s: float = Field(default=0.0, ge=0, le=1e15)
     moves_per_s: float = Field(default=0.0, ge=0, le=1e9)
 
@@ -138,8 +150,8 @@ class VolumeBudgetSettings(Section):
 class QuotaSettings(Section):
     """The most that moves may bring a tenant to hold on a volume; 0: no limit."""
 
-    tenant: str
-    volume: str = Field(min_length=1)
+    tenant: Text
+    volume: Text = Field(min_length=1)
     blocks: int = Field(default=0, ge=0, le=1 << 40)
     block_bytes: int = Field(default=0, ge=0, le=1 << 60)
 
@@ -179,8 +191,8 @@ class PolicySettings(Section):
     compaction_spread: float = Field(default=2.0, ge=1, le=1e6)
     compaction_dead_share: float = Field(default=0.25, gt=0, le=1)
     compaction_interval_s: float = Field(default=600.0, ge=1, le=86_400)
-    budgets: tuple[VolumeBudgetSettings, ...] = ()
-    quotas: tuple[QuotaSettings, ...] = ()
+    budgets: tuple[VolumeBudgetSettings, ...] = Field(default=(), max_length=256)
+    quotas: tuple[QuotaSettings, ...] = Field(default=(), max_length=1_024)
 
     @field_validator("admission")
     @classmethod

@@ -43,7 +43,7 @@ def action_routes(actions: AdvisorActions) -> APIRouter:
         return done(lambda: actions.resume(who.name, order.volume))
 
     @routes.post("/moves/cancel", summary="Cancel all open moves and compactions", responses=documented(422))
-    def cancel_all(_: Order, who: Planner) -> CancelView:
+    def cancel_all(_: Order, who: Operator) -> CancelView:
         return done(lambda: actions.cancel_all(who.name))
 
     @routes.post("/moves/{move_id}/cancel", summary="Cancel one open move", responses=documented(404, 409, 422))

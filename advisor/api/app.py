@@ -17,6 +17,7 @@ from advisor.api.actions import action_routes
 from advisor.api.advice import advice_routes
 from advisor.api.audit import audit_routes
 from advisor.api.blocks import block_routes
+from advisor.api.bodies import Bodies
 from advisor.api.deletions import deletion_routes
 from advisor.api.door import Door
 from advisor.api.etags import ETags
@@ -114,6 +115,7 @@ def create_app(parts: AdminParts) -> FastAPI:
     app.add_middleware(ETags)
     app.add_middleware(Idempotency, file=answers)
     app.add_middleware(EvenTiming)
+    app.add_middleware(Bodies)
     app.add_middleware(Door, doorkeeper=parts.doorkeeper, secure=parts.api.is_secure)
     app.add_middleware(Guard, hosts=parts.api.hosts, secure=parts.api.is_secure)
     app.add_middleware(Measuring, observe=parts.observe, span=parts.span)

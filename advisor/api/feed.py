@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
 from starlette.concurrency import run_in_threadpool
@@ -17,6 +18,8 @@ from advisor.volume_views import AdvisorVolumes
 from advisor.web.alerts import Alert, Noticed
 
 STREAMS_MAX = 64
+STREAMS_EACH_MAX = 16
+"""Of one name: nobody takes all places."""
 INTERVAL_S = 1.0
 NOTICING_S = 5.0
 """How often trouble is looked for while nobody watches, so that it can be said since when it is there."""
@@ -41,22 +44,26 @@ class LiveFeed:
         self._taking = asyncio.Lock()
         self._picture: Picture | None = None
         self._taken_s = 0.0
-        self._streams = 0
+        self._streams: Counter[str] = Counter()
         self._noticed = Noticed()
         self._alerts: list[Alert] = []
 
     @contextlib.contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Hold one of the stream places. Raises `TooManyStreamsError`."""
-        if self._streams >= STREAMS_MAX:
+    def admitted(self, name: str) -> Iterator[None]:
+        """Hold one of the stream places for who is called so. Raises `TooManyStreamsError`."""
+        remedy = "close a dashboard tab or poll /api/v1/summary"
+        if self._streams.total() >= STREAMS_MAX:
+            raise TooManyStreamsError(f"{STREAMS_MAX} live streams are open, which is the most: {remedy}")
+        if self._streams[name] >= STREAMS_EACH_MAX:
             raise TooManyStreamsError(
-                f"{STREAMS_MAX} live streams are open, which is the most: close a dashboard tab or poll /api/v1/summary"
+                f"{STREAMS_EACH_MAX} live streams of {name} are open, which is the most for one: {remedy}"
             )
-        self._streams += 1
+        self._streams[name] += 1
         try:
             yield
         finally:
-            self._streams -= 1
+            self._streams[name] -= 1
+            self._streams += Counter()  # names without a stream are forgotten
 
     async def current(self) -> Picture:
         """The newest picture, taken now if the last one is an interval old."""

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from advisor.access.identity import Identity
+from advisor.api.bodies import again
 from advisor.api.problems import problem
 from advisor.api.remembered import Answer, Remembered, Verdict
 from advisor.api.remembered_file import RememberedFile
@@ -24,8 +25,8 @@ QUESTIONS = frozenset({"/api/v1/advice/load"})
 """They change nothing, though they are POSTs: asked again they are answered anew."""
 BODY_BYTES_MAX = 1 << 20
 """Of a request with a key, and of an answer that is kept."""
-NOT_KEPT = frozenset({401, 403, 429})
-"""Refusals of who asked, not of what was asked."""
+REFUSED_FROM = 400
+"""Answers from this status on are not kept: nothing was done, and who may do nothing takes no place from others."""
 
 _KEY = re.compile(r'[!-~]{1,255}|"[ -~]{1,253}"', re.ASCII)
 _HEADERS_KEPT = (b"content-type", b"location", b"etag")
@@ -60,11 +61,11 @@ class Idempotency:
             detail = f"the body is longer than {BODY_BYTES_MAX} bytes: send it without Idempotency-Key"
             await _refused(413, detail)(scope, receive, send)
             return
-        slot = _digest(who.tenant, who.name, key)
+        slot = _digest(who.tenant, who.name, who.scope.word, key)
         fingerprint = _digest(scope["method"], scope["path"], scope["query_string"].decode("latin-1"), body)
         begun = self._remembered.begin(slot, fingerprint, time.time_ns() // 1_000)
         if begun.verdict is Verdict.FRESH:
-            await self._carry_out(slot, begun.dropped, scope, _again(body, receive), send)
+            await self._carry_out(slot, begun.dropped, scope, again(body, receive), send)
         elif begun.answer is not None and begun.verdict is Verdict.REPEATED:
             await _send_again(begun.answer, send)
         else:
@@ -98,7 +99,7 @@ class Idempotency:
         if answer is None:
             self._remembered.lose(slot)
             return
-        if answer.status >= 500 or answer.status in NOT_KEPT:
+        if answer.status >= REFUSED_FROM:
             await self._forget(slot)
             return
         dropped = self._remembered.answer(slot, answer)
@@ -175,16 +176,6 @@ async def _whole(receive: Receive) -> bytes | None:
         if message["type"] != "http.request" or len(body) > BODY_BYTES_MAX:
             return None
     return bytes(body)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, then whatever comes."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def read() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return read
 
 
 def _digest(*parts: str | bytes) -> bytes:

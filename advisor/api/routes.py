@@ -119,11 +119,12 @@ def api_routes(reader: AdvisorReader) -> APIRouter:
     return routes
 
 
-def stream_place(feed: LiveFeed) -> Callable[[], Iterator[None]]:
+def stream_place(feed: LiveFeed) -> Callable[[Request], Iterator[None]]:
     """A dependency that holds one of the feed's places while a stream is open."""
 
-    def hold() -> Iterator[None]:
-        with feed.admitted():
+    def hold(request: Request) -> Iterator[None]:
+        who = identity_of(request)
+        with feed.admitted("" if who is None else who.name):
             yield
 
     return hold

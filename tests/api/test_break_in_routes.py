@@ -82,7 +82,7 @@ def test_who_may_not_read_learns_of_readiness_alone() -> None:
 )
 def test_a_scope_opens_what_it_names_and_what_is_below(scope: Scope, allowed: int) -> None:
     client = Direct(SampleReader(), doorkeeper=Doorkeeper(anonymous=Identity("ann", scope)))
-    asked_for = [("/api/v1/moves/cancel", {}), ("/api/v1/pause", {}), ("/api/v1/deletions", {"tenant": "acme"})]
+    asked_for = [("/api/v1/moves/7-0/cancel", {}), ("/api/v1/pause", {}), ("/api/v1/deletions", {"tenant": "acme"})]
     statuses = [client.request("POST", path, json=body).status_code for path, body in asked_for]
     assert statuses == [200, 200, 202][:allowed] + [403] * (3 - allowed)
 

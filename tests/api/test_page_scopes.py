@@ -13,10 +13,10 @@ from sample_reader import SampleReader
 from advisor.access.identity import Scope
 
 PLANNERS = {
-    "POST /api/v1/moves/cancel", "POST /api/v1/plan/40/approve", "POST /api/v1/plan/40/reject",
-    "POST /api/v1/plan/apply",
+    "POST /api/v1/plan/40/approve", "POST /api/v1/plan/40/reject", "POST /api/v1/plan/apply",
 }
 OPERATORS = {
+    "POST /api/v1/moves/cancel",
     "POST /api/v1/pause", "POST /api/v1/compactions/80-compaction-0/cancel", "POST /api/v1/volumes/nvme-a/pause",
     "POST /api/v1/volumes/nvme-a/drain", "POST /api/v1/volumes/nvme-a/scrub", "PATCH /api/v1/volumes/nvme-a",
 }

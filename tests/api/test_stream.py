@@ -127,12 +127,17 @@ def test_pictures_are_shared_among_streams() -> None:
 def test_place_is_given_back_after_an_error() -> None:
     async def crowd() -> None:
         feed = LiveFeed(SampleReader())
-        with pytest.raises(KeyError), feed.admitted():
+        with pytest.raises(KeyError), feed.admitted("ann"):
             raise KeyError
-        places = [feed.admitted() for _ in range(feed_module.STREAMS_MAX)]
-        for place in places:
+        each = feed_module.STREAMS_EACH_MAX
+        places = [feed.admitted(name) for name in ("ann", "bo", "cy", "di") for _ in range(each)]
+        for place in places[:each]:
             place.__enter__()
-        with pytest.raises(TooManyStreamsError, match="64 live streams are open"), feed.admitted():
+        with pytest.raises(TooManyStreamsError, match="16 live streams of ann are open"), feed.admitted("ann"):
+            pass
+        for place in places[each:]:
+            place.__enter__()
+        with pytest.raises(TooManyStreamsError, match="64 live streams are open"), feed.admitted("ed"):
             pass
 
     asyncio.run(crowd())
