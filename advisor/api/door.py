@@ -49,9 +49,10 @@ class Door:
             wait_s = self._doorkeeper.refused(address_of(request), "bearer", error)
             await _refusal(error, wait_s)(scope, receive, send)
             return
-        answer = None if by_bearer else self._forged(request, admission)
-        if answer is None and admission is None and not _is_open(request.url.path):
-            answer = _asked_to_log_in(request)
+        if admission is None and not _is_open(request.url.path):
+            answer: Response | None = _asked_to_log_in(request)
+        else:
+            answer = None if by_bearer else self._forged(request, admission)
         if answer is not None:
             await answer(scope, receive, send)
             return

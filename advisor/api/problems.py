@@ -21,6 +21,8 @@ MEDIA_TYPE = "application/problem+json"
 HIDDEN = "(not shown)"
 """Stands for a value that may be a secret."""
 
+_DETAIL_CHARACTERS = 2_000
+"""A sentence may quote what was sent."""
 _VALUE_SHOWN_CHARACTERS = 80
 _ERRORS_SHOWN = 20
 _SECRET = re.compile(r"authorization|cookie|credential|key_file|passwd|password|secret|token(?!s)", re.IGNORECASE)
@@ -64,7 +66,8 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def problem(
     status: int, kind: str, title: str, detail: str, errors: list[FieldFault] | None = None
 ) -> JSONResponse:
-    body = Problem(type=f"urn:kvadvisor:problem:{kind}", title=title, status=status, detail=detail, errors=errors)
+    said = detail if len(detail) <= _DETAIL_CHARACTERS else f"{detail[:_DETAIL_CHARACTERS]}…"
+    body = Problem(type=f"urn:kvadvisor:problem:{kind}", title=title, status=status, detail=said, errors=errors)
     return JSONResponse(body.model_dump(exclude_none=True), status_code=status, media_type=MEDIA_TYPE)
 
 

@@ -43,3 +43,9 @@ def test_text_that_no_log_can_keep_is_refused_by_its_field(tenant: str) -> None:
     )
     assert answer.status_code == 422
     assert [fault["field"] for fault in answer.json()["errors"]] == ["quotas.0.tenant"]
+
+
+def test_a_refusal_quotes_no_more_than_a_sentence_holds() -> None:
+    answer = Direct(SampleReader()).get(f"/api/v1/volumes/{'v' * 20_000}")
+    assert answer.status_code in (404, 422)
+    assert len(answer.content) < 4_096
