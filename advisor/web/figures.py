@@ -191,7 +191,9 @@ def six_figures(picture: Picture) -> list[Figure]:
             f"{formats.exact(summary.blocks)} blocks, {formats.exact(summary.block_bytes)} bytes told of",
             spark(lambda sample: sample.blocks),
         ),
-        Figure("Readers saved", formats.gain(saved.seconds), _SAVED if (saved.seconds or 0.0) >= 0 else _LOST, saved.says, ""),
+        Figure(
+            "Readers saved", formats.gain(saved.seconds), _SAVED if (saved.seconds or 0.0) >= 0 else _LOST, saved.says, ""
+        ),
         Figure(
             "Moved", formats.size(summary.moved_bytes_total), f"{formats.count(summary.moves_total)} moves",
             f"{formats.exact(summary.moved_bytes_total)} bytes in {formats.exact(summary.moves_total)} moves; "
