@@ -16,8 +16,6 @@ _SPARK_MARGIN = 2
 
 REFUSALS_SHOWN_MAX = 4
 NOT_TOLD = "not told by this engine"
-_SAVED = "est., by faster reads"
-_LOST = "est.: the fast volume reads slower"
 
 SETTLED_STATES = frozenset({"kept", "freed"})
 
@@ -174,6 +172,7 @@ def six_figures(picture: Picture) -> list[Figure]:
     reused = reused_share(summary.origin)
     prompt_blocks = origin_total(summary.origin)
     saved = savings(picture)
+    saved_how = "est., by faster reads" if (saved.seconds or 0.0) >= 0 else "est.: the fast volume reads slower"
     return [
         Figure(
             "Ingest", formats.rate(summary.events_per_s), "events/s",
@@ -191,9 +190,7 @@ def six_figures(picture: Picture) -> list[Figure]:
             f"{formats.exact(summary.blocks)} blocks, {formats.exact(summary.block_bytes)} bytes told of",
             spark(lambda sample: sample.blocks),
         ),
-        Figure(
-            "Readers saved", formats.gain(saved.seconds), _SAVED if (saved.seconds or 0.0) >= 0 else _LOST, saved.says, ""
-        ),
+        Figure("Readers saved", formats.gain(saved.seconds), saved_how, saved.says, ""),
         Figure(
             "Moved", formats.size(summary.moved_bytes_total), f"{formats.count(summary.moves_total)} moves",
             f"{formats.exact(summary.moved_bytes_total)} bytes in {formats.exact(summary.moves_total)} moves; "
