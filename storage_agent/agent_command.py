@@ -25,6 +25,7 @@ from storage_agent.service import AgentService
 
 PUBLISH_INTERVAL_S = 0.25
 _STOPPING = {signal.SIGINT, signal.SIGTERM}
+_LOOK_S = 0.25
 
 _log = structlog.get_logger()
 
@@ -36,16 +37,28 @@ def agent(
     settings = load_settings(config)
     # Blocked before any thread starts: they wait for `sigwait`, and nothing is cut short.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    heard = _heard_elsewhere()
     faults = _stop_at_a_fault()
     with ExitStack() as closing:
         service = serve(settings, closing)
         # Whoever reads this line is answered.
         typer.echo(f"kvadvisor agent {settings.name}: commands at {service.command_url} (Ctrl-C stops it)")
-        told = signal.sigwait(_STOPPING)
-        _log.info("stopping", agent=settings.name, signal=signal.Signals(told).name)
+        while not heard:
+            told = signal.sigtimedwait(_STOPPING, _LOOK_S)
+            if told is not None:
+                heard.append(told.si_signo)
+        _log.info("stopping", agent=settings.name, signal=signal.Signals(heard[0]).name)
     if faults:
         raise ServiceError(f"agent {settings.name} stopped at a fault of its own, {faults[0]}; start it anew")
     _log.info("stopped", agent=settings.name)
+
+
+def _heard_elsewhere() -> list[int]:
+    """Signals that a library's thread, older than the mask, is given while nobody waits: they would end the process."""
+    heard: list[int] = []
+    for number in _STOPPING:
+        signal.signal(number, lambda told, _: heard.append(told))
+    return heard
 
 
 def _stop_at_a_fault() -> list[str]:

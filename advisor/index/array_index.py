@@ -729,6 +729,8 @@ class ArrayIndex:
         z = self.tables.realms[realm]
         z.namespace_id, z.group = namespace_id, group
         self._realm_ids[namespace_id, group] = realm
+        # Tables made before do not know it: a Remove in a batch that names the namespaces as they do would be none.
+        self._realm_tables.clear()
         return realm
 
     def _drop_idle_realms(self) -> None:

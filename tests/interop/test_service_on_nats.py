@@ -102,4 +102,4 @@ def test_log_restored_from_before_is_read_up_again_from_the_stream(tmp_path: Pat
             checkpoint.unlink()
         with running(folder, url) as service:
             wait_for(has_logged(service, 99))
-            assert len(service.fold.index) == 100
+            wait_for(lambda: len(service.fold.index) == 100)

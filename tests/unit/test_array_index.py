@@ -48,6 +48,15 @@ def numbers(index: ArrayIndex, rows: list[int]) -> list[int]:
     return [index.block(row).key.sequence_hash for row in rows]
 
 
+def test_a_namespace_that_was_named_before_it_had_a_block_is_known_once_it_has() -> None:
+    index = ArrayIndex(SMALL)
+    put(index, chain(1, 3, EventType.REMOVE))
+    index.apply(chain(1, 3), producer=1, namespace_ids=(NAMESPACE, 8), locations=("disk",), now_us=1_000_000)
+    assert len(index) == 3
+    put(index, chain(2, 2, EventType.REMOVE))
+    assert len(index) == 1
+
+
 def test_sequences_match_as_far_as_they_are_present_in_a_row() -> None:
     index = ArrayIndex(SMALL)
     put(index, chain(1, 70), chain(1, 3, tier=1), chain(201, 5))
