@@ -50,8 +50,8 @@ def numbers(index: ArrayIndex, rows: list[int]) -> list[int]:
 
 def test_a_namespace_that_was_named_before_it_had_a_block_is_known_once_it_has() -> None:
     index = ArrayIndex(SMALL)
-    put(index, chain(1, 3, EventType.REMOVE))
-    index.apply(chain(1, 3), producer=1, namespace_ids=(NAMESPACE, 8), locations=("disk",), now_us=1_000_000)
+    for namespaces, records in (((NAMESPACE,), chain(1, 3, EventType.REMOVE)), ((NAMESPACE, 8), chain(1, 3))):
+        index.apply(records, producer=1, namespace_ids=namespaces, locations=("disk",), now_us=1_000_000)
     assert len(index) == 3
     put(index, chain(2, 2, EventType.REMOVE))
     assert len(index) == 1
