@@ -13,11 +13,12 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from tests.examples import examples
+from tests.examples import LONG, examples
 from tests.postgres import PostgresServer
 from tests.seaweed import seaweed  # noqa: F401 -- a fixture, one server for all tests
 
-settings.register_profile("kvadvisor", max_examples=examples(100))
+# The same examples in each run of `make test`, on however busy a machine; others in each of `make test-long`.
+settings.register_profile("kvadvisor", max_examples=examples(100), derandomize=not LONG, deadline=None)
 settings.load_profile("kvadvisor")
 
 
