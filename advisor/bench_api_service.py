@@ -27,7 +27,7 @@ from advisor.bench_publisher import NAMESPACES
 from advisor.bench_stream import ChainStream
 from advisor.entries import EntryKind, LogEntry, VolumeEntry
 from advisor.exposition import render_metrics
-from advisor.process import die_with_parent
+from advisor.process import die_with_parent, keep_what_is_made
 from advisor.reader import ServiceReader
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, LogSettings, SourceSettings
@@ -88,6 +88,7 @@ def main() -> None:
             server.should_exit = True
 
         threading.Thread(target=end_with_input, daemon=True).start()
+        keep_what_is_made()
         print(json.dumps({"url": server.url}), flush=True)
         asyncio.run(server.serve_until_told())
 

@@ -44,7 +44,7 @@ class ServiceBlocks:
         found = self._rows(sequence_hash, namespace_id, tenant)
         with self._service.lock.shared():
             # Looked up anew: a row that was freed meanwhile may be another tenant's block by now.
-            fresh = [index.get(block.key) for block in found]
+            fresh = [index.again(block) for block in found]
             shown = [_detail(self._service.fold, block) for block in fresh if block is not None]
         # A move's id begins with its position, which counts what all write.
         return shown if tenant is None else [detail.model_copy(update={"open_move": ""}) for detail in shown]
@@ -156,9 +156,9 @@ def _detail(fold: Fold, block: BlockRow) -> BlockDetail:
     """The caller holds the lock."""
     namespace = fold.namespaces.get(block.key.namespace_id)
     move = fold.moves.of(block.key)
-    rows, _ = fold.index.children(block.row, CHILDREN_SHOWN)
+    rows, children = fold.index.children(block.row, CHILDREN_SHOWN)
     return BlockDetail(
-        block=block_view(fold, block),
+        block=block_view(fold, block, children),
         revision="" if namespace is None else namespace.revision,
         adapter="" if namespace is None else namespace.adapter,
         kv_dtype="" if namespace is None else namespace.kv_dtype,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy.typing as npt
 
 from advisor.compactions import (
     Compaction,
@@ -327,7 +328,7 @@ class Fold:
         with self.index.lock.open_to_readers():
             return self._think(touched, orders)
 
-    def _think(self, touched: Sequence[int], orders: Sequence[Proposal]) -> Plan:
+    def _think(self, touched: npt.NDArray[Any], orders: Sequence[Proposal]) -> Plan:
         """Changes what the policies and their shadows remember, and nothing else: others may read meanwhile."""
         if self.comparison is not None:
             volumes, book, out = self.volumes_by_speed(), self.policies.book, self._out_of_use()
@@ -438,7 +439,7 @@ class Fold:
         return "policy.dry_run is on: nothing is carried out" if self.limits.dry_run else ""
 
     def _plan(
-        self, touched: Iterable[int], now_us: int, state: PolicyState, orders: Sequence[Proposal] = ()
+        self, touched: npt.NDArray[Any], now_us: int, state: PolicyState, orders: Sequence[Proposal] = ()
     ) -> Plan:
         """Over the volumes that are neither paused nor away."""
         plan = plan_moves(
@@ -905,7 +906,7 @@ def _described(index: ArrayIndex) -> list[Any]:
         if figures.blocks or figures.reads or index.is_volume(place):
             order = [named(index.block(row).key) for row in index.coldest(place, figures.blocks)]
             rows.append([list(index.places[place]), index.is_volume(place), index.order(place), list(figures), order])
-    rows.append([named(index.block(row).key) for row in index.touched()])
+    rows.append([named(index.block(row).key) for row in index.touched().tolist()])
     return rows
 
 

@@ -26,7 +26,7 @@ from advisor.entries import (
     decode_control,
 )
 from advisor.fold import Fold, ProducerState
-from advisor.index import INDEX_FULL, BlockRow, IndexFault
+from advisor.index import INDEX_FULL, BlockRow
 from advisor.log_desk import LogDesk
 from advisor.log_queries import EntryFilter, LogQueries
 from advisor.moment import Moment, by_speed
@@ -278,8 +278,10 @@ class ServiceReader:
         )
         with self._service.lock.shared():
             # Looked up anew: a row that was freed meanwhile may be another tenant's block by now.
-            fresh = [fold.index.get(block.key) for block in blocks]
-            views = [block_view(fold, block) for block in fresh if block is not None]
+            fresh = [now for block in blocks if (now := fold.index.again(block)) is not None]
+            # One call for all: a call into the index's tables costs more than the counting.
+            children = fold.index.child_counts([block.row for block in fresh])
+            views = [block_view(fold, *each) for each in zip(fresh, children, strict=True)]
         return BlockPage(
             blocks=views,
             next_cursor=None if next_row is None else str(next_row),
@@ -464,7 +466,7 @@ def place_name(fold: Fold, place: int) -> str:
     return f"{producer.name if producer is not None else f'{key.producer:016x}'}/{key.location}"
 
 
-def block_view(fold: Fold, block: BlockRow) -> BlockView:
+def block_view(fold: Fold, block: BlockRow, children: int) -> BlockView:
     """The caller holds the lock."""
     namespace = fold.namespaces.get(block.key.namespace_id)
     return BlockView(
@@ -478,7 +480,7 @@ def block_view(fold: Fold, block: BlockRow) -> BlockView:
         block_tokens=block.block_tokens,
         touches=block.touches,
         last_touch_us=block.last_touch_us,
-        children=fold.index.children(block.row, 0)[1],
+        children=children,
         placements=[
             PlacementView(
                 place=place_name(fold, placed.place),
@@ -496,10 +498,8 @@ def block_view(fold: Fold, block: BlockRow) -> BlockView:
 def _parent_hash(fold: Fold, block: BlockRow) -> str:
     if block.parent < 0:
         return ""
-    try:
-        return f"{fold.index.block(block.parent).key.sequence_hash:032x}"
-    except IndexFault:
-        return ""  # it went between the page and this look
+    key = fold.index.key_of(block.parent)
+    return "" if key is None else f"{key.sequence_hash:032x}"
 
 
 def _producer_view(

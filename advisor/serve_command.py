@@ -25,7 +25,7 @@ from advisor.log_desk import LogDesk
 from advisor.plan_actions import ServicePlans
 from advisor.policy_changes import ServicePolicies
 from advisor.prefix_desk import ServicePrefixes
-from advisor.process import die_with_parent
+from advisor.process import die_with_parent, keep_what_is_made
 from advisor.reader import ServiceReader
 from advisor.recording_desk import RecordingDesk
 from advisor.replay_desk import ReplayDesk
@@ -81,7 +81,9 @@ def serve(
             recordings=recordings,
             replays=replays,
         )
-        asyncio.run(_serve(service, _Server(create_app(parts), listener, settings.api)))
+        server = _Server(create_app(parts), listener, settings.api)
+        keep_what_is_made()
+        asyncio.run(_serve(service, server))
         if service.failure is not None:
             raise service.failure
 

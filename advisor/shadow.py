@@ -177,7 +177,7 @@ class Shadow:
         self._access(stores, namespace_ids, self._held(live, wanted), touches, older, now_us)
         self.index.touched_since_drain()
 
-    def _use(self, touches: Touches, held: Array, known: Array, now_us: int) -> list[int]:
+    def _use(self, touches: Touches, held: Array, known: Array, now_us: int) -> Array:
         """Use blocks where they are fastest here. Returns their rows here."""
         hits = np.where(known, touches.uses, touches.touches)
         here = np.flatnonzero(held.any(axis=0))

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from advisor.index import ArrayIndex
 from advisor.moves import Move, MoveState, MoveTable
@@ -23,6 +24,8 @@ from advisor.shadow_tally import LOW_64, SavedTally, Tally, tag_of
 from advisor.shadow_touches import Touches, saved_s_of
 from advisor.turnstile import Turnstile
 from event_plane.schema import EventType, Namespace, Records
+
+Array = npt.NDArray[Any]
 
 LIVE = "live"
 """The name of the policy that moves."""
@@ -143,7 +146,7 @@ class Comparison:
         self,
         index: ArrayIndex,
         volumes: Sequence[Volume],
-        touched: Sequence[int],
+        touched: Array,
         book: HeatBook,
         since_us: int,
         now_us: int,
@@ -159,7 +162,7 @@ class Comparison:
         self._ranks = {volume.volume_id: rank for rank, volume in enumerate(volumes)}
         if volumes:
             with index.lock:
-                touches = Touches(index, volumes, np.array(touched, np.int32), book, since_us)
+                touches = Touches(index, volumes, touched, book, since_us)
                 saving_s = saved_s_of(volumes, touches, touches.held)
                 self.live.used(touches.tags, touches.uses, touches.sizes, touches.held[0], saving_s)
                 for shadow in self.shadows:

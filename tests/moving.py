@@ -128,7 +128,7 @@ def used(service: AdvisorService) -> set[int]:
     """Blocks whose use the next plan will see."""
     with service.lock:
         index = service.fold.index
-        return {index.block(row).key.sequence_hash for row in index.touched()}
+        return {index.block(row).key.sequence_hash for row in index.touched().tolist()}
 
 
 def plan(service: AdvisorService) -> list[Move]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from fastapi import HTTPException, Request
 
@@ -22,7 +22,8 @@ class Needs:
         self.scope = scope
         self.tenants = tenants
 
-    def __call__(self, request: Request) -> Identity:
+    async def __call__(self, request: Request) -> Identity:
+        # It waits for nothing: as a plain function, FastAPI would send each request to a thread and back for it.
         identity = identity_of(request)
         if identity is None:
             raise HTTPException(401, "this needs a token: send Authorization: Bearer TOKEN, or log in at /login")
@@ -33,7 +34,7 @@ class Needs:
         return identity
 
 
-def needs(scope: Scope, *, tenants: bool = False) -> Callable[[Request], Identity]:
+def needs(scope: Scope, *, tenants: bool = False) -> Callable[[Request], Awaitable[Identity]]:
     """`Annotated[Identity, Depends(needs(Scope.READ))]`, or in a route's `dependencies`.
 
     `tenants`: the route serves one that sees a single tenant too, and shows it nothing of others (`Identity.tenant`).

@@ -32,7 +32,9 @@ def open_socket(host: str, port: int, *, asks_login: bool = False) -> socket.soc
             " 127.0.0.1"
         )
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio has connections send at once (TCP_NODELAY) only where the protocol is named; else each answer of two parts
+    # waits 40 ms for the reader to confirm the first.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((str(address), port))

@@ -21,6 +21,7 @@ from advisor.index.heat import EXACT_LEVEL_MAX
 from advisor.index.keys import Key, PlaceKey
 from advisor.index.layout import (
     BITS,
+    BLOCK_DTYPE,
     BLOCK_MAX,
     BLOCK_ROWS,
     BLOCK_TOP,
@@ -64,6 +65,9 @@ ORDERS = ("lru", "lfu")
 MEMORY_BYTES_MAX = 4 << 30
 """Memory limit where none is given: 36 M blocks."""
 
+_HASH_LO, _HASH_HI, _PLACED, _REALM, _MARKS = (
+    (BLOCK_DTYPE.names or ()).index(name) for name in ("hash_lo", "hash_hi", "placed", "realm", "marks")
+)
 _PAGE_ROWS = 1 << 16
 _REALMS_A_STEP = 4_096
 _CACHED_TABLES_MAX = 4096
@@ -124,7 +128,7 @@ class ArrayIndex:
         return list(self._producer_places.get(producer, ()))
 
     def is_volume(self, place: int) -> bool:
-        return bool(self.tables.places[place].volume)
+        return bool(self.tables.places["volume"][place])
 
     def set_volume(self, place: int, volume: bool) -> None:
         """Whether a place is a registered volume: uses in G1 and G2 refresh blocks there, and touches are noted."""
@@ -132,7 +136,7 @@ class ArrayIndex:
             self.tables.places[place].volume = volume
 
     def order(self, place: int) -> str:
-        return ORDERS[int(self.tables.places[place].by_frequency)]
+        return ORDERS[int(self.tables.places["by_frequency"][place])]
 
     def set_order(self, place: int, order: str) -> None:
         """Evict from `place` by "lru" or "lfu" from now on; "lfu" counts each block's uses from 1 again.
@@ -254,17 +258,17 @@ class ArrayIndex:
             if count < at_a_time:
                 return total
 
-    def touched_since_drain(self) -> list[int]:
-        """Rows of blocks placed in a volume when touched, still placed, in order of first touch; forgets them."""
+    def touched_since_drain(self) -> Array:
+        """Rows (i4) of blocks placed in a volume when touched, still placed, in order of first touch; forgets them."""
         with self.lock:
             out = np.empty(int(self._state[TOUCHED_COUNT]), np.int32)
-            return list(out[: change_kernels.drain_touched(self.tables, out)].tolist())
+            return out[: change_kernels.drain_touched(self.tables, out)]
 
-    def touched(self) -> list[int]:
+    def touched(self) -> Array:
         """The same, and remembers them."""
         with self.lock:
             rows = self.tables.touched[: int(self._state[TOUCHED_COUNT])]
-            return [row for row in rows.tolist() if self.tables.blocks[row].placed >= 0]
+            return rows[self.tables.blocks["placed"][rows] >= 0]
 
     # -- questions about a sequence
 
@@ -327,27 +331,50 @@ class ArrayIndex:
         """The block, or None where it is placed nowhere."""
         with self.lock:
             row = self.row_of(key)
-            return None if row is None or self.tables.blocks[row].placed < 0 else self.block(row)
+            if row is None:
+                return None
+            block = self.block(row)
+            return block if block.placements else None
+
+    def again(self, block: BlockRow) -> BlockRow | None:
+        """The block as it is now, or None where it is placed nowhere any more."""
+        with self.lock:
+            if self.key_of(block.row) != block.key:
+                return None
+            now = self.block(block.row)
+            return now if now.placements else None
+
+    def key_of(self, row: int) -> Key | None:
+        """Of the block or ghost in this row; None for a free one."""
+        with self.lock:
+            if not 0 <= row < self._state[BLOCK_TOP]:
+                return None
+            block = self.tables.blocks.item(row)
+            return None if block[_MARKS] & FREE else self._key(block[_HASH_LO], block[_HASH_HI], block[_REALM])
+
+    def _key(self, lo: int, hi: int, realm: int) -> Key:
+        namespace_id, group, *_ = self.tables.realms.item(realm)
+        return Key(namespace_id, group, hi << 64 | lo)
 
     def block(self, row: int) -> BlockRow:
         """What a row holds. Raises `IndexFault` for a free one."""
         with self.lock:
             if not 0 <= row < self._state[BLOCK_TOP]:
                 raise IndexFault(f"there is no block row {row}")
-            block = self.tables.blocks[row].item()
+            # By `item`: a row as np.record costs a hundred times as much.
+            block = self.tables.blocks.item(row)
             (lo, hi, parent, _, _, _, _, first, depth, touches, realm, block_tokens, first_ms, last_ms, marks) = block
             if marks & FREE:
                 raise IndexFault(f"block row {row} is free")
             placements = []
             while first >= 0:
-                placed = self.tables.placements[first].item()
+                placed = self.tables.placements.item(first)
                 _, _, _, _, block_bytes, uses, last_use_s, references, place = placed
                 placements.append(PlacedIn(place, block_bytes, references, uses, last_use_s * 1_000_000))
                 first = placed[1]
-            realm_row = self.tables.realms[realm]
             return BlockRow(
                 row,
-                Key(int(realm_row.namespace_id), int(realm_row.group), hi << 64 | lo),
+                self._key(lo, hi, realm),
                 parent,
                 depth,
                 block_tokens,
@@ -373,6 +400,13 @@ class ArrayIndex:
         with self.lock:
             count = int(order_kernels.children_of(self.tables, row, out))
         return list(out[:count].tolist()), count
+
+    def child_counts(self, rows: Sequence[int]) -> list[int]:
+        """How many children each has, ghosts among them."""
+        out = np.empty(len(rows), np.int64)
+        with self.lock:
+            order_kernels.child_counts(self.tables, np.asarray(rows, np.int32), out)
+        return list(out.tolist())
 
     def placed_keys(self, place: int) -> npt.NDArray[np.void]:
         """Keys of all blocks of a place, in its order of eviction: `KEY_DTYPE`."""
@@ -509,7 +543,7 @@ class ArrayIndex:
             with self.lock.shared():
                 for realm in realms[begin : begin + _REALMS_A_STEP]:
                     row = int(match_kernel.row_of_key(self._lookup, pairs, realm))
-                    if row < 0 or self.tables.blocks[row].placed < 0:
+                    if row < 0 or self.tables.blocks.item(row)[_PLACED] < 0:
                         continue
                     block = self.block(row)
                     # A realm that fell idle between two steps may be another namespace's by now.

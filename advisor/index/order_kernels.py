@@ -231,6 +231,18 @@ def children_of(t: Tables, row: int, out: Array) -> int:
 
 
 @kernel
+def child_counts(t: Tables, rows: Array, out: Array) -> None:
+    """How many children each of `rows` has, ghosts included, into `out` i8."""
+    for i in range(len(rows)):
+        count = int64(0)
+        child = int64(t.blocks[int64(rows[i])].first_child)
+        while child >= 0:
+            count += 1
+            child = int64(t.blocks[child].next_sibling)
+        out[i] = count
+
+
+@kernel
 def group_figures(t: Tables, rows: Array, out: Array) -> None:
     """Of each root in `rows`: placed blocks of its group, and their bytes, into `out` i8 (n, 2)."""
     for i in range(len(rows)):

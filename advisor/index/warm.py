@@ -32,6 +32,7 @@ def warm() -> None:
     row = index.row_of(key)
     assert row is not None
     index.children(row)
+    index.child_counts([row])
     index.coldest(place, 2)
     index.leaves_first(place, 2)
     index.hottest(2)

@@ -16,6 +16,7 @@ from advisor.policies.budgets import expected_hits, loss, saved_s
 from advisor.policies.plan import Proposal, Volume
 from advisor.policies.policy import Candidate, Policy, Scene, Verdict, verdict_of
 from advisor.policies.relief import Leavers
+from advisor.policies.rows import NO_ROWS, Rows
 from advisor.policies.rules.noting import placed_columns
 from advisor.policies.rules.score import HALF_LIFE_S, RANK_PERIOD_S
 from advisor.policies.rules.worth import BATCH_SHARE, MARGIN, protected
@@ -43,7 +44,7 @@ def promote(sight: Sight, policy: Policy, touched: Array, slots: Array, first_us
     """
     state = sight.state
     if policy.period_s > 0:
-        state.wait(touched.tolist())
+        state.wait(touched)
         if state.due_us == 0 and first_us:
             state.due_us = first_us + int(policy.period_s * 1e6)
     slots = state.book.still_of(touched, slots)
@@ -51,9 +52,9 @@ def promote(sight: Sight, policy: Policy, touched: Array, slots: Array, first_us
         _as_the_leader_would(sight, touched, slots)
         return
     if policy.period_s == 0:
-        _admit(sight, policy, touched, slots, frozenset(touched.tolist()))
+        _admit(sight, policy, touched, slots, Rows(touched))
     elif _is_due(sight, policy.period_s) or (policy.hurries and not sight.purse.is_tight()):
-        _admit(sight, policy, *_waiting(sight), frozenset(touched.tolist()))
+        _admit(sight, policy, *_waiting(sight), Rows(touched))
     state.learning.end_turns()
 
 
@@ -62,15 +63,15 @@ def _as_the_leader_would(sight: Sight, touched: Array, slots: Array) -> None:
     learning = sight.state.learning
     if learning.leader == BY_WORTH:
         worthy = sight.state.book.worths(slots) >= learning.least
-        _admit(sight, ARMS[BY_WORTH], touched[worthy], slots[worthy], frozenset(touched.tolist()), learning.least)
+        _admit(sight, ARMS[BY_WORTH], touched[worthy], slots[worthy], Rows(touched), learning.least)
     elif learning.leader != RANKED:
-        _admit(sight, ARMS[learning.leader], touched, slots, frozenset(touched.tolist()))
+        _admit(sight, ARMS[learning.leader], touched, slots, Rows(touched))
     learning.end_turns()
     if _is_due(sight, RANK_PERIOD_S):
         learning.rank(sight.now_us)
         waiting = _waiting(sight)
         if learning.leader == RANKED:
-            _admit(sight, ARMS[RANKED], *waiting, frozenset())
+            _admit(sight, ARMS[RANKED], *waiting, NO_ROWS)
     fast = sight.ordered[0]
     if learning.sweep_if_due(sight.now_us, fast.slots_high, sight.state.promoted) and learning.leader == BY_WORTH:
         learning.price_seen(_swap(sight, ARMS[BY_WORTH]))
@@ -116,7 +117,7 @@ def _swap(sight: Sight, policy: Policy) -> float:
             continue
         if promoted == sight.limits.promote_moves_max:
             break
-        why = _come(sight, policy, each, MARGIN, leavers, frozenset())
+        why = _come(sight, policy, each, MARGIN, leavers, NO_ROWS)
         if not why:
             promoted += 1
             continue
@@ -127,7 +128,7 @@ def _swap(sight: Sight, policy: Policy) -> float:
 
 
 def _admit(
-    sight: Sight, policy: Policy, rows: Array, slots: Array, pinned: frozenset[int], least: float = MARGIN
+    sight: Sight, policy: Policy, rows: Array, slots: Array, pinned: Rows, least: float = MARGIN
 ) -> None:
     """Propose the best of `rows` that the policy admits. `pinned` do not make way.
 
@@ -256,7 +257,7 @@ def _come(
     asking: _Asking,
     least: float,
     leavers: dict[str, Leavers],
-    pinned: frozenset[int],
+    pinned: Rows,
 ) -> str:
     """Propose the block's promotion; why not, where a law is against it."""
     candidate, source = asking.candidate, asking.source

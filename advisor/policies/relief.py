@@ -5,6 +5,7 @@ from __future__ import annotations
 from advisor.index import BlockRow
 from advisor.moves import FREES_SOURCE, MoveKind
 from advisor.policies.plan import Proposal, Volume
+from advisor.policies.rows import NO_ROWS, Rows
 from advisor.policies.sight import NOWHERE, Sight
 from advisor.wording import bytes_text, duration_text
 
@@ -45,7 +46,7 @@ class Leavers:
     """Blocks of a volume that may leave, first to go first. What stays keeps its ancestors there."""
 
     def __init__(
-        self, sight: Sight, volume: Volume, pinned: frozenset[int] = frozenset(), by_age: bool = False
+        self, sight: Sight, volume: Volume, pinned: Rows = NO_ROWS, by_age: bool = False
     ) -> None:
         self._sight = sight
         self._volume = volume

@@ -15,6 +15,8 @@ from advisor.policies.eviction import Ageing
 from advisor.policies.heat_book import HeatBook
 from advisor.policies.learning import Learning, SavedLearning
 
+Array = npt.NDArray[Any]
+
 WAITING_MAX = 1 << 16
 """Blocks that wait for a batch. Past it the newest do not wait."""
 
@@ -53,11 +55,13 @@ class PolicyState:
         self.due_us = 0
         """When the next batch comes; 0 before the first touch."""
 
-    def wait(self, rows: Iterable[int]) -> None:
-        for row in rows:
-            if len(self.waiting) >= WAITING_MAX:
-                return
-            self.waiting[row] = None
+    def wait(self, rows: Array) -> None:
+        """As many as there is room for, the first first."""
+        for first in range(0, len(rows), WAITING_MAX):
+            for row in rows[first : first + WAITING_MAX].tolist():
+                if len(self.waiting) >= WAITING_MAX:
+                    return
+                self.waiting[row] = None
 
     def ageing_of(self, volume: str) -> Ageing:
         return self.ageing.setdefault(volume, Ageing())

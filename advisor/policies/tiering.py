@@ -7,9 +7,11 @@ nothing that bounces, and no block on a faster volume than its parent. Pure but 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from advisor.index import ArrayIndex, BlockRow
 from advisor.moves import MoveTable
@@ -28,12 +30,14 @@ from advisor.policies.state import PolicyState
 from advisor.tiers.duelling import BY_WORTH
 from event_plane.schema import Namespace
 
+Array = npt.NDArray[Any]
+
 
 def plan_moves(
     index: ArrayIndex,
     volumes: Sequence[Volume],
     moves: MoveTable,
-    touched: Iterable[int],
+    touched: Sequence[int] | Array,
     limits: Limits,
     now_us: int,
     paused: frozenset[str] = frozenset(),
@@ -57,7 +61,7 @@ def plan_moves(
     usable = sorted((v for v in volumes if v.volume_id not in paused), key=lambda v: v.order)
     ordered = [volume for volume in usable if not volume.draining]
     drained = [volume for volume in usable if volume.draining]
-    rows = np.fromiter(touched, np.int32)
+    rows: Array = np.asarray(touched, np.int32)
     with index.lock:
         planned = sum(1 for move in moves.open.values() if not move.deletion)
         purse = Purse(limits, planned, state.buckets, now_us)

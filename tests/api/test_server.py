@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
 
 from advisor.api.errors import ApiError
 from advisor.api.server import open_socket
+
+
+def test_answers_of_two_parts_do_not_wait_for_the_reader() -> None:
+    """Without TCP_NODELAY each took 40 ms: Nagle's algorithm holds the second part, and the reader its confirmation."""
+
+    async def accepted() -> int:
+        came: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = open_socket("127.0.0.1", 0)
+        async with await asyncio.start_server(connected, sock=listener):
+            with socket.create_connection(listener.getsockname(), timeout=5):
+                return await came
+
+    assert asyncio.run(accepted())
 
 
 def test_port_zero_takes_a_free_one() -> None:

@@ -108,8 +108,8 @@ def test_put_use_move_and_deletion_are_told_with_their_reasons(service: AdvisorS
     assert oldest_first[:2] == [("stored", "slow", ""), ("accessed", "slow", "")]
     of_move = [step.kind for step in reversed(page.steps) if step.move == move.move_id]
     assert of_move[:2] == ["planned", "moved"]
-    # The agent's answer may be in the log before its events.
-    assert sorted(of_move[2:4]) == ["moved", "stored"]
+    # The agent's answers may be in the log before its events.
+    assert set(of_move[2:]) >= {"moved", "stored"}
     assert ("stored", "fast", move.move_id) in oldest_first
     assert {place for kind, place, _ in oldest_first if kind == "removed"} == {"fast", "slow"}
     texts = {step.kind: step.text for step in page.steps}

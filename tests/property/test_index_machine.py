@@ -137,7 +137,7 @@ def picture(index: ArrayIndex) -> dict[str, Any]:
         for place, key in enumerate(index.places):
             order = [index.block(row).key for row in index.coldest(place, 400)]
             places[key] = (index.is_volume(place), index.order(place), index.place_figures(place), order)
-        touched = [index.block(row).key for row in index.touched()]
+        touched = [index.block(row).key for row in index.touched().tolist()]
     return {"blocks": blocks, "places": places, "touched": touched}
 
 
@@ -259,9 +259,9 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        rows = self.index.touched_since_drain()
+        rows = self.index.touched_since_drain().tolist()
         assert [self.index.block(row).key for row in rows] == [block.key for block in self.model.drain()]
-        assert self.index.touched() == []
+        assert not len(self.index.touched())
 
     @precondition(lambda self: self.save is None)
     @rule()

@@ -141,7 +141,7 @@ def test_full_index_forgets_touches_of_freed_blocks_before_it_refuses() -> None:
     for first in range(1, 2000, 50):
         put(index, chain(first, 50), chain(first, 50, EventType.REMOVE)[::-1])
     assert index.room()[0] == 100
-    assert index.touched_since_drain() == []
+    assert not len(index.touched_since_drain())
     index.check()
 
 
@@ -242,16 +242,30 @@ def test_blocks_of_a_hash_are_found_in_every_namespace_or_in_those_that_are_aske
     assert index.named(5, [7]) == []
 
 
+def test_block_is_seen_again_as_it_is_now_or_not_at_all() -> None:
+    index = ArrayIndex(SMALL)
+    put(index, chain(1, 2))
+    first, last = (index.block(row) for row in index.coldest(index.place(PLACE), 2))
+    put(index, chain(1, 2, EventType.ACCESS))
+    seen = index.again(first)
+    assert seen is not None
+    assert (seen.key, seen.touches) == (first.key, first.touches + 1)
+    put(index, chain(1, 2, EventType.REMOVE)[::-1])
+    put(index, chain(50, 2))  # takes their rows
+    assert index.again(first) is index.again(last) is None
+    assert index.key_of(-1) is index.key_of(10**6) is None
+
+
 def test_touches_are_drained_once_in_order_and_only_of_volumes() -> None:
     index = ArrayIndex(SMALL)
     put(index, chain(1, 3))
-    assert index.touched_since_drain() == []
+    assert not len(index.touched_since_drain())
     index.set_volume(index.place(PLACE), True)
     put(index, chain(3, 1, EventType.ACCESS), chain(1, 2, EventType.ACCESS), chain(50, 1, flags=RecordFlag.COPY))
-    assert numbers(index, index.touched()) == [3, 1, 2]
+    assert numbers(index, index.touched().tolist()) == [3, 1, 2]
     put(index, chain(1, 1, EventType.REMOVE))
-    assert numbers(index, index.touched_since_drain()) == [3, 2]
-    assert index.touched_since_drain() == []
+    assert numbers(index, index.touched_since_drain().tolist()) == [3, 2]
+    assert not len(index.touched_since_drain())
 
 
 def test_use_in_host_memory_keeps_a_block_warm_in_its_volume() -> None:
@@ -340,6 +354,7 @@ def test_children_are_counted_past_what_is_listed() -> None:
     assert root is not None
     rows, count = index.children(root, at_most=2)
     assert (numbers(index, rows), count) == ([14, 13], 5)
+    assert index.child_counts([rows[0], root]) == [0, 5]
     block = index.get(key(12))
     assert block is not None
     assert (block.depth, block.parent) == (1, root)

@@ -59,7 +59,7 @@ def serve(fold: InstantFold, requests: int, seed: int = 1) -> None:
 def told(fold: InstantFold) -> list[list[int]]:
     """Requests as the planner would tell them now, by hash."""
     index, book = fold.fold.index, HeatBook()
-    rows = np.array(index.touched(), np.int32)
+    rows = index.touched()
     slots, _ = book.note(index, rows)
     uses = int(book.notes["left"][slots].sum())
     ids, ends, tokens, block_tokens = (np.empty(uses, np.int64) for _ in range(4))

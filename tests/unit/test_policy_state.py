@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from advisor.fold import Fold
@@ -87,7 +86,7 @@ def test_book_keeps_the_hottest_of_a_full_set(monkeypatch: pytest.MonkeyPatch) -
     for h in range(100, 200):
         fold.store("slow", [h], ACME)
         fold.use([h], ACME)
-        rows = np.array(fold.fold.index.touched_since_drain(), np.int32)
+        rows = fold.fold.index.touched_since_drain()
         slots, given = book.note(fold.fold.index, rows)
         learning.lose(given)
         learning.hear(fold.fold.index, rows, slots, LRU_LEAF, 0.0)
