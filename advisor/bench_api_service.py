@@ -17,18 +17,13 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from advisor.access.doorkeeper import Doorkeeper
-from advisor.access.identity import LOCAL
-from advisor.actions import ServiceActions
+from advisor.admin_parts import parts_of
 from advisor.api.app import create_app
-from advisor.api.parts import AdminParts
 from advisor.api.server import AdminServer, open_socket
 from advisor.bench_publisher import NAMESPACES
 from advisor.bench_stream import ChainStream
 from advisor.entries import EntryKind, LogEntry, VolumeEntry
-from advisor.exposition import render_metrics
 from advisor.process import die_with_parent, keep_what_is_made
-from advisor.reader import ServiceReader
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, LogSettings, SourceSettings
 from event_plane.schema import Batch
@@ -74,13 +69,8 @@ def main() -> None:
         index_memory_bytes_max=8 << 30,
         sources=(SourceSettings(name="bench", url=asked.url, resend_url=asked.resend_url),),
     )
-    with AdvisorService(settings) as service:
+    with AdvisorService(settings) as service, parts_of(service) as parts:
         lay_out(service, asked.blocks)
-        reader = ServiceReader(service)
-        parts = AdminParts(
-            reader=reader, metrics=lambda: render_metrics(service, reader), observe=service.metrics.observe_request,
-            actions=ServiceActions(service), doorkeeper=Doorkeeper(anonymous=LOCAL),
-        )  # fmt: skip
         server = AdminServer(create_app(parts), open_socket("127.0.0.1", 0))
 
         def end_with_input() -> None:

@@ -12,27 +12,13 @@ from typing import Annotated
 
 import typer
 
-from advisor.access.service_door import open_door, require_door
-from advisor.actions import ServiceActions
+from advisor.access.service_door import require_door
+from advisor.admin_parts import parts_of
 from advisor.api.app import create_app
-from advisor.api.parts import AdminParts
 from advisor.api.server import AdminServer, open_socket, require_certificate
-from advisor.audit_desk import ServiceAudit
-from advisor.block_desk import ServiceBlocks
-from advisor.deletion_desk import ServiceDeletions
-from advisor.exposition import render_metrics
-from advisor.log_desk import LogDesk
-from advisor.plan_actions import ServicePlans
-from advisor.policy_changes import ServicePolicies
-from advisor.prefix_desk import ServicePrefixes
 from advisor.process import die_with_parent, keep_what_is_made
-from advisor.reader import ServiceReader
-from advisor.recording_desk import RecordingDesk
-from advisor.replay_desk import ReplayDesk
 from advisor.service import AdvisorService
 from advisor.settings import load_settings
-from advisor.usage_desk import ServiceUsage
-from advisor.volume_desk import ServiceVolumes
 
 
 def serve(
@@ -52,35 +38,10 @@ def serve(
     with (
         contextlib.closing(listener),
         AdvisorService(settings) as service,
-        RecordingDesk(service) as recordings,
-        ReplayDesk(service, recordings) as replays,
+        parts_of(service) as parts,
     ):
         # Whoever reads the address below is answered, if only when the server runs.
         listener.listen()
-        log = LogDesk(service)
-        reader = ServiceReader(service, log)
-        parts = AdminParts(
-            reader=reader,
-            metrics=lambda: render_metrics(service, reader),
-            observe=service.metrics.observe_request,
-            span=service.span,
-            answers_file=settings.directory / "answers.sqlite",
-            doorkeeper=open_door(service),
-            api=settings.api,
-            config=lambda: settings.model_dump(mode="json"),
-            actions=ServiceActions(service),
-            plans=ServicePlans(service),
-            policies=ServicePolicies(service),
-            deletions=ServiceDeletions(service),
-            prefixes=ServicePrefixes(service),
-            volumes=ServiceVolumes(service),
-            usage=ServiceUsage(service),
-            blocks=ServiceBlocks(service, log),
-            audit=ServiceAudit(log),
-            close=log.close,
-            recordings=recordings,
-            replays=replays,
-        )
         server = _Server(create_app(parts), listener, settings.api)
         keep_what_is_made()
         asyncio.run(_serve(service, server))
