@@ -23,7 +23,7 @@ from advisor.api.server import AdminServer, open_socket
 from advisor.bench_publisher import NAMESPACES
 from advisor.bench_stream import ChainStream
 from advisor.entries import EntryKind, LogEntry, VolumeEntry
-from advisor.process import die_with_parent, keep_what_is_made
+from advisor.process import answer_soon, die_with_parent
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings, LogSettings, SourceSettings
 from event_plane.schema import Batch
@@ -78,7 +78,7 @@ def main() -> None:
             server.should_exit = True
 
         threading.Thread(target=end_with_input, daemon=True).start()
-        keep_what_is_made()
+        answer_soon()
         print(json.dumps({"url": server.url}), flush=True)
         asyncio.run(server.serve_until_told())
 

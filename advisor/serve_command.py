@@ -16,7 +16,7 @@ from advisor.access.service_door import require_door
 from advisor.admin_parts import parts_of
 from advisor.api.app import create_app
 from advisor.api.server import AdminServer, open_socket, require_certificate
-from advisor.process import die_with_parent, keep_what_is_made
+from advisor.process import answer_soon, die_with_parent
 from advisor.service import AdvisorService
 from advisor.settings import load_settings
 
@@ -43,7 +43,7 @@ def serve(
         # Whoever reads the address below is answered, if only when the server runs.
         listener.listen()
         server = _Server(create_app(parts), listener, settings.api)
-        keep_what_is_made()
+        answer_soon()
         asyncio.run(_serve(service, server))
         if service.failure is not None:
             raise service.failure
