@@ -4,7 +4,7 @@ Three processes on this machine: the service, a publisher at a steady rate, and 
 connections as `CLIENTS`. First the publisher runs alone: what is applied then is what it is compared with. Then
 questions come at a steady rate, `ASKED_S` in all, whether or not the one before is answered, and each is timed from
 when it was due: an answer that is late makes those behind it late, as it would for those who wait. Then, for the most
-that is answered, each connection asks as soon as it has its answer.
+that is answered, each connection asks as soon as it has its answer. Last, a browser visits the pages.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from advisor.bench_api_pages import Paints, first_paints, paint_rows
 from advisor.bench_stream import BLOCK_TOKENS, ChainStream
 from advisor.bench_throughput import place_of
 from event_plane.figures import Figure, at_most
@@ -71,6 +72,7 @@ class Measured:
     beside: float
     beside_at_once: float
     behind_s_max: float
+    paints: Paints
 
 
 def run(quick: bool) -> list[Figure]:
@@ -78,21 +80,23 @@ def run(quick: bool) -> list[Figure]:
     figures = []
     for name, blocks in SIZES.items():
         if quick and blocks > SIZES["1 M"]:
-            figures += _rows(name, None, "not in --quick")
+            figures += _rows(name, None, "not in --quick") + paint_rows(name, Paints(note="not in --quick"))
         else:
-            figures += _rows(name, measure(blocks, 5.0 if quick else 15.0))
+            measured = measure(blocks, 5.0 if quick else 15.0, 6.0 if quick else 40.0)
+            figures += _rows(name, measured) + paint_rows(name, measured.paints)
     return figures
 
 
-def measure(blocks: int, seconds: float) -> Measured:
-    """Run service, publisher and questions with so many blocks in the index."""
+def measure(blocks: int, seconds: float, pages_s: float) -> Measured:
+    """Run service, publisher and questions with so many blocks in the index, then visit its pages for `pages_s`."""
     with running(blocks) as (address, publish):
         questions = list(_questions(blocks))
         with publish(seconds + _SETTLE_S):
             alone, _ = _applied_in(address, seconds)
         latencies, beside, behind_s = _asked(address, publish, questions, seconds, ASKED_S)
         at_once, beside_at_once, _ = _asked(address, publish, questions, seconds, None)
-        return Measured(latencies, at_once, seconds, alone, beside, beside_at_once, behind_s)
+        paints = first_paints(address, publish, pages_s)
+        return Measured(latencies, at_once, seconds, alone, beside, beside_at_once, behind_s, paints)
 
 
 def _asked(
