@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -39,11 +40,17 @@ def create(
         wanted = Scope.named(scope)
     except ValueError as error:
         raise TokensError(str(error)) from error
-    token, text = _file(config).create(name, wanted, tenant, valid_s=_seconds(expires))
+    file = _file(config)
+    others = [each.id for each in file.book().named(name, time.time_ns() // 1000)]
+    token, text = file.create(name, wanted, tenant, valid_s=_seconds(expires))
     typer.echo(text)
     seen = f"tenant {tenant} alone" if tenant else "all tenants"
     facts = f"{scope}, {seen}, {_until(token.expires_us)}"
     typer.echo(f"token {token.id} of {name}: {facts}; it is not shown again", err=True)
+    if others:
+        ids = ", ".join(others)
+        said = f"{name} has other good tokens, {ids}: the audit does not tell them apart; revoke those, or rename this"
+        typer.echo(f"warning: {said}", err=True)
 
 
 @app.command("list")

@@ -91,6 +91,10 @@ class TokenBook:
             raise NotAdmitted(f"token {token.id} of {token.name} has expired")
         return token
 
+    def named(self, name: str, now_us: int) -> list[Token]:
+        """Those of that name that are good, oldest first."""
+        return [token for token in self if token.name == name and not token.is_expired(now_us)]
+
     def holds(self, token_id: str, now_us: int) -> bool:
         """Whether the token of that id is still good."""
         token = self._tokens.get(token_id)

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from advisor.access.identity import Identity
+from advisor.access.sessions import Admission
 from advisor.api.bodies import again
 from advisor.api.problems import problem
 from advisor.api.remembered import Answer, Remembered, Verdict
@@ -61,7 +62,7 @@ class Idempotency:
             detail = f"the body is longer than {BODY_BYTES_MAX} bytes: send it without Idempotency-Key"
             await _refused(413, detail)(scope, receive, send)
             return
-        slot = _digest(who.tenant, who.name, who.scope.word, key)
+        slot = _digest(*_owner(scope, who), key)
         fingerprint = _digest(scope["method"], scope["path"], scope["query_string"].decode("latin-1"), body)
         begun = self._remembered.begin(slot, fingerprint, time.time_ns() // 1_000)
         if begun.verdict is Verdict.FRESH:
@@ -163,6 +164,12 @@ def _is_write(scope: Scope) -> bool:
         and scope["path"].startswith("/api/v1/")
         and scope["path"] not in QUESTIONS
     )
+
+
+def _owner(scope: Scope, who: Identity) -> tuple[str, ...]:
+    """Whose key it is: names are given twice, tokens are not. Whoever comes without one of ours is known by name."""
+    admission: Admission | None = scope["state"].get("admission")
+    return who.tenant, who.name, who.scope.word, "" if admission is None else admission.token_id
 
 
 async def _whole(receive: Receive) -> bytes | None:

@@ -89,7 +89,12 @@ class Pages:
 
     def render(self, template: str, who: Identity, **shown: object) -> str:
         """A page's markup; `who` sees it: its templates leave out what their scope does not allow."""
-        return self._templates.get_template(template).render(who=who, navigation=self._navigation, **shown)
+        return self._filled(template, who, **shown)
+
+    def _filled(self, template: str, who: Identity | None, **shown: object) -> str:
+        """`who` None: not known, so that nothing leads further."""
+        navigation = self._navigation if who is not None else []
+        return self._templates.get_template(template).render(who=who, navigation=navigation, **shown)
 
     def overview(self, picture: Picture, alerts: Sequence[Alert], who: Identity) -> str:
         return self.render("overview.html", who, **self._shown(picture, alerts))
@@ -103,7 +108,8 @@ class Pages:
         """A refusal as a page, with a way back."""
         known = [entry.path for entry in NAVIGATION if request.url.path == entry.path]
         back = known[0] if known and problem.status < 500 else ""
-        return self.render("problem.html", identity_of(request) or LOCAL, problem=problem, back=back)
+        who = identity_of(request)
+        return self._filled("problem.html", who, problem=problem, back=back if who is not None else "")
 
     def docs(self, who: Identity) -> str:
         return self.render("docs.html", who)

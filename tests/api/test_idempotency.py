@@ -11,6 +11,7 @@ import pytest
 from as_tenant import entering
 from direct import Direct
 from sample_actions import SampleActions
+from sample_door import ORIGIN, SampleDoor
 from sample_parts import sample_parts
 from sample_reader import SampleReader
 
@@ -70,6 +71,21 @@ def test_keys_of_two_identities_do_not_meet(tmp_path: Path) -> None:
         who = entering(Scope.OPERATE, name=name)
         sent(Direct(SampleReader(), actions=actions, answers_file=tmp_path / "answers", **who), "k1", {})
     assert [actor for _, actor, _ in actions.asked] == ["ann", "bob"]
+
+
+def test_two_tokens_of_one_name_and_scope_share_no_answer(tmp_path: Path) -> None:
+    actions = SampleActions()
+    door = SampleDoor(tmp_path, actions=actions)
+    first, other = door.token(Scope.OPERATE), door.token(Scope.OPERATE)
+    headers = {"Idempotency-Key": "k1"}
+    answers = [
+        door.client.request("POST", PAUSE, json={}, headers={"Authorization": f"Bearer {token}", **headers})
+        for token in (first, other, first)
+    ]
+    assert ["idempotency-replayed" in answer.headers for answer in answers] == [False, False, True]
+    in_page = door.client.request("POST", PAUSE, json={}, headers={**door.session(first), "Origin": ORIGIN, **headers})
+    assert in_page.headers["idempotency-replayed"] == "true"
+    assert len(actions.asked) == 2
 
 
 def test_answer_survives_a_restart_and_no_key_is_on_the_disk(tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from direct import Direct
+from sample_door import SampleDoor
 from sample_reader import SampleReader
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -29,6 +33,13 @@ def test_browser_is_told_on_a_page(client: Direct, path: str, status: int, says:
     assert says in answer.text
     assert '<nav aria-label="Pages">' in answer.text
     assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+
+
+def test_who_is_not_known_is_shown_no_way_further_than_the_login(tmp_path: Path) -> None:
+    answer = SampleDoor(tmp_path).client.get("/static/nothing", headers=BROWSER)
+    assert answer.status_code == 404
+    assert "<nav" not in answer.text
+    assert re.findall(r'href="(/[^"]*)"', answer.text.partition("<body>")[2]) == ["/", "/login"]
 
 
 @pytest.mark.parametrize("path", ["/volumes/gone", "/api/v1/volumes/gone"])

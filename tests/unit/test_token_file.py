@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from advisor import token_command
 from advisor.access.errors import NotAdmitted, TokensError
 from advisor.access.identity import Identity, Scope
 from advisor.access.token_file import TOKENS_MAX, TokenFile
@@ -124,6 +125,17 @@ def test_there_is_a_most_of_tokens_and_an_unknown_one_cannot_be_revoked(file: To
     file.path.write_text(json.dumps(kept))
     with pytest.raises(TokensError, match="1024 tokens, which is the most: revoke some first"):
         file.create("bo", Scope.READ)
+
+
+def test_a_name_that_another_good_token_has_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, file = tmp_path / "a.toml", TokenFile(tmp_path)
+    config.write_text('directory = "."\n')
+    file.create("ann", Scope.READ, valid_s=60, now_us=NOW_US)  # long expired
+    token_command.create("ann", "read", config=config)
+    assert "warning" not in capsys.readouterr().err
+    token_command.create("ann", "operate", config=config)
+    first = list(file.book())[1]
+    assert f"warning: ann has other good tokens, {first.id}: " in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes a folder another user's")
