@@ -14,11 +14,21 @@ from types import TracebackType
 from typing import NoReturn, Protocol, TypeVar
 
 from event_plane.credentials import NO_CREDENTIALS, Credentials
+from storage_agent.block_header import BlockHeader
+from storage_agent.block_wire import headers_from_wire, keys_to_wire
 from storage_agent.buffers import require_one_each
 from storage_agent.client import AgentClient
+from storage_agent.data_wire import LOCATED_MAX, LocateReply, LocateRequest
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.direct_path import read_blocks
-from storage_agent.errors import AgentUnreachable, NotTheOwner, StorageAgentError, VolumeError
+from storage_agent.errors import (
+    AgentUnreachable,
+    CommandRefused,
+    NotTheOwner,
+    ShardError,
+    StorageAgentError,
+    VolumeError,
+)
 from storage_agent.port import (
     AgentStat,
     BlockKey,
@@ -34,6 +44,7 @@ from storage_agent.port import (
 from storage_agent.remote_volume import ABSENT_S, RemoteVolume
 from storage_agent.shards import Shard
 from storage_agent.slab_client import SlabClient
+from storage_agent.sliced_read import plan_read
 
 T = TypeVar("T")
 
@@ -140,6 +151,25 @@ class ClientStorage:
             for number, key in enumerate(keys)
         ]
 
+    def holding(self, keys: Sequence[BlockKey], wanted: Shard | None = None) -> list[str]:
+        """The fastest volume that serves each block now as `get` would give it; empty where none does.
+
+        No use of a block is counted. A block that `wanted` could not be given is not there. What is said may have
+        changed by the time of the `get`. Raises `StorageAgentError`: the agent does not answer.
+        """
+        found = [""] * len(keys)
+        with self._lock:
+            volumes = self._known_volumes()
+        for volume in volumes:
+            waiting = [number for number, where in enumerate(found) if not where]
+            for start in range(0, len(waiting), LOCATED_MAX):
+                some = waiting[start : start + LOCATED_MAX]
+                headers = self._locate(volume.id, [keys[number] for number in some])
+                for number, header in zip(some, headers, strict=True):
+                    if header is not None and _can_be_read(header, wanted):
+                        found[number] = volume.id
+        return found
+
     # Commands
 
     def stat(self) -> AgentStat:
@@ -229,6 +259,18 @@ class ClientStorage:
                 self._give_up(volume, reach, error)
             return [Outcome(key, Result.FAILED, volume, reason=str(error)) for key in keys]
 
+    def _locate(self, volume: str, keys: Sequence[BlockKey]) -> list[BlockHeader | None]:
+        request = LocateRequest(volume, keys_to_wire(keys), count_reads=False)
+        try:
+            reply = self._looking.ask(request, LocateReply)
+        except CommandRefused:  # it was unregistered since the agent was asked for its volumes
+            return [None] * len(keys)
+        except AgentUnreachable:
+            with self._lock:
+                self._absent_until_s = time.monotonic() + ABSENT_S
+            raise
+        return headers_from_wire(keys, reply.headers)
+
     def _reach_of(self, volume: str) -> _Reach:
         """Hold the lock. Raises `StorageAgentError`."""
         self._require_present()
@@ -298,3 +340,11 @@ def _get(
     reach: _Reach, keys: Sequence[BlockKey], buffers: Sequence[Buffer], wanted: Shard | None
 ) -> list[Outcome]:
     return reach.get(keys, buffers, wanted)
+
+
+def _can_be_read(header: BlockHeader, wanted: Shard | None) -> bool:
+    try:
+        plan_read(header, wanted)
+    except ShardError:
+        return False
+    return True

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 
 from event_plane.schema import Namespace
@@ -147,6 +148,7 @@ def test_volumes_are_asked_the_fastest_first_whatever_their_kind(tmp_path: Path)
             (Result.HIT, "fast"),
             (Result.MISS, ""),
         ]
+        assert storage.holding([key(1), key(2), key(3), key(4)]) == ["slow", "fast", "fast", ""]
         moved = storage.move("m-1", [key(3)], "fast", "slow", keep=False)
         assert results(moved.outcomes) == [Result.COPIED]
         assert results(storage.delete("d-1", "slow", [key(1)]).outcomes) == [Result.DELETED]
@@ -183,6 +185,9 @@ def test_a_slice_is_read_of_a_volume_that_takes_no_clients(tmp_path: Path) -> No
     with served(tmp_path, memory) as (_, url), ClientStorage(url) as storage:
         assert results(storage.put("ram", [put])) == [Result.STORED]
         buffer = bytearray(64)
+        otherwise = msgspec.structs.replace(layout, dtype="int16")
+        assert storage.holding([key(1)], Shard(1, 2, layout)) == ["ram"]
+        assert storage.holding([key(1)], Shard(1, 2, otherwise)) == [""]  # a get would not give it either
         (outcome,) = storage.get([key(1)], [memoryview(buffer)], Shard(1, 2, layout))
         assert (outcome.result, outcome.payload_bytes) == (Result.HIT, 64)
         assert bytes(buffer) == whole[32:64] + whole[96:]

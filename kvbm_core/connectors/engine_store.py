@@ -1,0 +1,100 @@
+"""An engine's blocks on the volumes of a storage agent: are they there, put them, get them.
+
+What every engine's connector does is here; what differs is how an engine names its blocks and where their bytes lie.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+import structlog
+
+from kvbm_core.connectors.engine_blocks import WorkersPart
+from kvbm_core.identity import BlockIdentity
+from storage_agent.client_storage import ClientStorage
+from storage_agent.errors import StorageAgentError
+from storage_agent.port import BlockKey, Outcome, PutBlock, Result
+
+_log = structlog.get_logger()
+
+_PUT_WELL = frozenset({Result.STORED, Result.PRESENT, Result.PARTIAL, Result.BUSY})
+"""`partial`: the other workers' parts are awaited. `busy`: another process puts the same part right now."""
+
+
+class EngineStore:
+    """Thread-safe. Raises nothing for an agent that does not answer: its blocks are not there, and are recomputed."""
+
+    def __init__(self, storage: ClientStorage, volume: str, part: WorkersPart) -> None:
+        """Blocks are put on `volume` and read from wherever the agent has them. Closes `storage` at its end."""
+        self.volume = volume
+        self.part = part
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._trouble = ""
+
+    def present(self, keys: Sequence[BlockKey]) -> list[bool]:
+        """Which blocks could be read now. No use of a block."""
+        try:
+            found = [bool(where) for where in self._storage.holding(keys, self.part.wanted)]
+        except StorageAgentError as error:
+            self._note(str(error))
+            return [False] * len(keys)
+        self._note("")
+        return found
+
+    def present_prefix(self, keys: Sequence[BlockKey]) -> int:
+        """How many of `keys` could be read now, from the first to the one before the first that could not."""
+        found = self.present(keys)
+        return found.index(False) if False in found else len(found)
+
+    def put(self, blocks: Sequence[BlockIdentity], payloads: Sequence[memoryview]) -> list[bool]:
+        """Write this worker's part of each block; whether it is there, or will be with the other workers' parts."""
+        puts = [
+            PutBlock(
+                block.key,
+                block.namespace,
+                payload,
+                parent_hash=block.parent_hash,
+                depth=block.depth,
+                block_tokens=block.block_tokens,
+                span=self.part.span,
+                layout=self.part.layout,
+            )
+            for block, payload in zip(blocks, payloads, strict=True)
+        ]
+        outcomes = self._storage.put(self.volume, puts)
+        self._count("put", outcomes)
+        return [outcome.result in _PUT_WELL for outcome in outcomes]
+
+    def get(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> list[bool]:
+        """Fill each buffer with this worker's part of a block, verified; where the answer is False it is as it was."""
+        outcomes = self._storage.get(keys, buffers, self.part.wanted)
+        self._count("get", outcomes)
+        return [outcome.result is Result.HIT for outcome in outcomes]
+
+    def counts(self) -> dict[str, int]:
+        """Blocks since it was opened, by `put_` or `get_` and the result: `get_hit`, `get_corrupt`, `put_full`."""
+        with self._lock:
+            return dict(self._counts)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._storage.close()
+
+    def _count(self, what: str, outcomes: Sequence[Outcome]) -> None:
+        with self._lock:
+            self._counts.update(f"{what}_{outcome.result.value}" for outcome in outcomes)
+        failed = [outcome.reason for outcome in outcomes if outcome.result in (Result.FAILED, Result.CORRUPT)]
+        self._note(failed[0] if failed else "")
+
+    def _note(self, trouble: str) -> None:
+        """Logged when it begins and when it is over, not for every block."""
+        with self._lock:
+            before, self._trouble = self._trouble, trouble
+        if trouble and not before:
+            _log.warning("engine blocks are recomputed", volume=self.volume, reason=trouble)
+        elif before and not trouble:
+            _log.info("engine blocks are stored again", volume=self.volume)
