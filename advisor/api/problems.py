@@ -25,6 +25,8 @@ _DETAIL_CHARACTERS = 2_000
 """A sentence may quote what was sent."""
 _VALUE_SHOWN_CHARACTERS = 80
 _ERRORS_SHOWN = 20
+_NOT_PARSED = "There was an error parsing the body"
+"""What FastAPI says with 400 of a body that is no JSON for another reason than its syntax."""
 _SECRET = re.compile(r"authorization|cookie|credential|key_file|passwd|password|secret|token(?!s)", re.IGNORECASE)
 
 
@@ -115,8 +117,22 @@ def _bad_parameters(_: Request, error: Exception) -> Response:
     return problem(422, "bad-parameter", "A parameter cannot be used", detail, faults)
 
 
+def _unparsed(cause: BaseException | None) -> Response:
+    """As of bad syntax, which FastAPI tells apart."""
+    if isinstance(cause, RecursionError):
+        remedy = "send JSON that nests less deep: no route takes more than a few levels"
+    elif isinstance(cause, UnicodeDecodeError):
+        remedy = f"send JSON in UTF-8: byte {cause.object[cause.start]:#04x} at {cause.start} is none there"
+    else:
+        remedy = "send JSON with numbers that a route takes: one has thousands of digits"
+    fault = FieldFault(field="body", value="", remedy=remedy)
+    return problem(422, "bad-parameter", "A parameter cannot be used", f"the body is no JSON: {remedy}", [fault])
+
+
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.detail == _NOT_PARSED:
+        return _unparsed(error.__cause__)
     if error.status_code == HTTPStatus.NOT_FOUND and error.detail != HTTPStatus.NOT_FOUND.phrase:
         return problem(404, "not-found", "There is nothing of that name", str(error.detail))
     if error.status_code == HTTPStatus.NOT_FOUND:

@@ -78,6 +78,22 @@ def test_body_that_is_no_json_is_told_where(client: Direct) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (b"[" * 100_000, "send JSON that nests less deep"),
+        (b'{"volume": "\xff"}', "send JSON in UTF-8: byte 0xff at 12 is none there"),
+        (b'{"volume": %s}' % (b"7" * 5_000), "one has thousands of digits"),
+    ],
+)
+def test_body_that_json_cannot_say_is_told_why(client: Direct, content: bytes, remedy: str) -> None:
+    answer = client.request("POST", "/api/v1/pause", content=content, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:kvadvisor:problem:bad-parameter")
+    (fault,) = answer.json()["errors"]
+    assert fault["field"] == "body"
+    assert remedy in fault["remedy"]
+
+
+@pytest.mark.parametrize(
     "body",
     [
         {"token": "hunter2"}, {"password": "hunter2"}, {"volume": {"authorization": "hunter2"}},
