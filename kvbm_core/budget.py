@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from kvbm_core.config import RETENTION_S_MIN, KvbmConfig, TierVolumes
 from kvbm_core.errors import BudgetError
+from kvbm_core.layout import PoolLayout
 from storage_agent.descriptor import VolumeDescriptor
 
 
@@ -67,6 +68,8 @@ def check_budget(
 
 
 def _device_memory(config: KvbmConfig, facts: MachineFacts) -> Iterator[Refusal]:
+    if config.device_memory == "host":
+        return
     needed_bytes = config.device_pool_layout.total_bytes
     free_bytes = facts.device_free_bytes
     if free_bytes is not None and needed_bytes > free_bytes:
@@ -77,7 +80,7 @@ def _device_memory(config: KvbmConfig, facts: MachineFacts) -> Iterator[Refusal]
 
 def _host_memory(config: KvbmConfig, facts: MachineFacts) -> Iterator[Refusal]:
     pools = _host_pools(config)
-    if facts.device_free_bytes is None:
+    if facts.device_free_bytes is None and config.device_memory == "device":
         pools["device_blocks"] = (config.device_blocks, config.device_pool_layout.total_bytes)
     needed_bytes = sum(size_bytes for _, size_bytes in pools.values())
     room_bytes = facts.host_available_bytes - config.headroom_bytes
@@ -121,7 +124,11 @@ def _locked_memory(config: KvbmConfig, facts: MachineFacts) -> Iterator[Refusal]
 
 def _host_pools(config: KvbmConfig) -> dict[str, tuple[int, int]]:
     """(blocks, bytes) of the pools that are always in host memory, by the setting that sizes them."""
-    layouts = {"host_blocks": config.host_pool_layout, "staging_blocks": config.staging_pool_layout}
+    layouts: dict[str, PoolLayout | None] = {
+        "host_blocks": config.host_pool_layout,
+        "staging_blocks": config.staging_pool_layout,
+        "device_blocks": config.device_pool_layout if config.device_memory == "host" else None,
+    }
     return {name: (layout.blocks, layout.total_bytes) for name, layout in layouts.items() if layout is not None}
 
 

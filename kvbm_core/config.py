@@ -123,6 +123,9 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     device_blocks: int = 0
     device_bytes: int = 0
+    device_memory: Literal["device", "host"] = "device"
+    """`host`: the engine keeps and announces its GPU's blocks itself. What `device_*` sizes is then host memory, which
+    the core announces as G2; the engine copies between the two, and there is no other host tier."""
     host_blocks: int = 0
     """0: no host tier. Disk and remote then go through `staging_blocks`."""
     host_bytes: int = 0
@@ -328,6 +331,11 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
     def _check_places(self) -> None:
+        if self.device_memory == "host" and (self.host_blocks or self.host_bytes):
+            raise ConfigError(
+                "device_memory = 'host' and a host tier would be two pools in host memory: size one by device_blocks, "
+                "and leave host_blocks and host_bytes out"
+            )
         if self.device_layout != "fully_contiguous" and self.device_order == "universal":
             raise ConfigError(
                 f"device_order = 'universal' has no {self.device_layout} layout: set device_order to NHD or HND, or "

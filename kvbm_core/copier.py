@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 
-from event_plane.schema import Tier
 from kvbm_core.accounting import Accounts
 from kvbm_core.block import PRIORITY_DEFAULT, ImmutableBlock
 from kvbm_core.copies import copy_blocks
@@ -64,7 +63,7 @@ class Copier:
             return [True] * len(batch)
         sources = [transfer.source_index for transfer in batch]
         targets = [transfer.target_index for transfer in batch]
-        if self.source.storage.tier is Tier.G1:
+        if self.path is TransferPath.DEVICE_TO_HOST:
             return list(map(bool, self._sums.take_copies(self.source.storage, sources, targets)))
         right = list(map(bool, self._sums.check_copies(sources, self.target.storage, targets)))
         for transfer, is_right in zip(batch, right, strict=True):

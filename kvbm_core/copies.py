@@ -23,10 +23,10 @@ def copy_blocks(
     The layouts may differ in all but a block's extents and dtype. Raises `RuntimeError` where a device fails.
     """
     if layer is None and are_alike(source, target):
-        _copy(source.tensor, from_blocks, target.tensor, to_blocks)
+        copy_tensors(source.tensor, from_blocks, target.tensor, to_blocks)
     else:
         for each in range(source.layout.layers) if layer is None else (layer,):
-            _copy(source.layer_tensors[each], from_blocks, target.layer_tensors[each], to_blocks)
+            copy_tensors(source.layer_tensors[each], from_blocks, target.layer_tensors[each], to_blocks)
     for device in {source.device, target.device}:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
@@ -38,9 +38,13 @@ def are_alike(source: TensorStorage, target: TensorStorage) -> bool:
     return all(isinstance(each, FullyContiguousLayout) for each in layouts) and layouts[0].order == layouts[1].order
 
 
-def _copy(
+def copy_tensors(
     source: torch.Tensor, from_blocks: Sequence[int], target: torch.Tensor, to_blocks: Sequence[int]
 ) -> None:
+    """Copy blocks between two tensors `[blocks, ...]` of one shape a block, on one device or two, in order.
+
+    On a GPU it is queued. Raises `RuntimeError` where a device fails.
+    """
     if source.device == target.device:
         kernels.copy_blocks(source, from_blocks, target, to_blocks)
         return

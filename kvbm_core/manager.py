@@ -141,7 +141,7 @@ class KvBlockManager:
                 bytes_asked=len(matched) * self.config.block_bytes,
             )
         )
-        self._used(Tier.G1, matched)
+        self._used(self._tiers.device.storage.tier, matched)
         return matched
 
     def allocate(self, count: int) -> Allocation:

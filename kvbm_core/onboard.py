@@ -31,7 +31,8 @@ from storage_agent.port import BlockKey, Result
 
 DEVICE = "G1"
 HOST = "G2"
-"""Sources of blocks that the device or the host had; every other source is a volume's id, which has no capitals."""
+"""Sources of blocks that the device or the host had; every other source is a volume's id, which has no capitals.
+`G1` is the core's first pool, also where an engine keeps its GPU's blocks itself."""
 WAITED_IN_VAIN = "waited_in_vain"
 """Another request was loading it, and did not get it."""
 
@@ -363,9 +364,9 @@ class Onboarder:
                     unused.append(outcome.unused)
                 else:
                     outcome.unused.release()
-        for tier in (DEVICE, HOST):
-            used = [block for block, source in zip(blocks, sources, strict=True) if source == tier]
-            self._on_used(Tier[tier], used)
+        for found_in, tier in ((DEVICE, self._device.storage.tier), (HOST, Tier.G2)):
+            used = [block for block, source in zip(blocks, sources, strict=True) if source == found_in]
+            self._on_used(tier, used)
         account.tokens_matched = len(blocks) * self._config.page_tokens
         return Onboarded(blocks, sources, unused, ended, plan, account)
 

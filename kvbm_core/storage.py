@@ -259,6 +259,11 @@ def open_device(layout: PoolLayout) -> TensorStorage:
     return open_blocks(layout, "device", Tier.G1, "device:0", setting=f"device_blocks, now {layout.blocks}")
 
 
+def open_engines_host(layout: PoolLayout) -> TensorStorage:
+    """Tier G2, pinned where CUDA is: where the engine keeps G1 itself, in the place of the device."""
+    return open_blocks(layout, "pinned", Tier.G2, "host", setting=f"device_blocks, now {layout.blocks}")
+
+
 def open_host(layout: FullyContiguousLayout) -> TensorStorage:
     """Tier G2: host memory, pinned where CUDA is."""
     return open_blocks(layout, "pinned", Tier.G2, "host", setting=f"host_blocks, now {layout.blocks}")

@@ -20,7 +20,7 @@ from kvbm_core.paths import TransferPath
 from kvbm_core.pool import BlockPool
 from kvbm_core.registry import OnRemove, OnStore
 from kvbm_core.reuse import reuse_order
-from kvbm_core.storage import TensorStorage, open_device, open_host, open_staging
+from kvbm_core.storage import TensorStorage, open_device, open_engines_host, open_host, open_staging
 from kvbm_core.tier_pool import TierPool
 from kvbm_core.transfer import Lane, LaneLimits
 from kvbm_core.verification import BlockSums
@@ -49,7 +49,8 @@ class Tiers(NamedTuple):
 
 def open_tiers(config: KvbmConfig, events: BlockEvents, hooks: Hooks, *, has_storage: bool) -> Tiers:
     """Raises `TensorAllocationError`; nothing stays allocated then."""
-    device = _announced(config, open_device(config.device_pool_layout), events, hooks)
+    open_first = open_device if config.device_memory == "device" else open_engines_host
+    device = _announced(config, open_first(config.device_pool_layout), events, hooks)
     host_layout, staging_layout = config.host_pool_layout, config.staging_pool_layout
     host = None if host_layout is None else _announced(config, open_host(host_layout), events, hooks)
     staging = None
