@@ -187,7 +187,7 @@ LOST_RANGES_MAX: Final = 64
 class StreamState:
     """What the gate remembers of one producer: its cursor, closed epochs, and (sequence, checksum) pairs kept.
 
-    `lost`: ranges of its epoch, first and last sequence, that were declared lost.
+    `lost`: ranges of its epoch, first and last sequence, that were declared lost. `unproven`: see `_Stream.known`.
     """
 
     producer: int
@@ -198,6 +198,7 @@ class StreamState:
     closed: list[int]
     checksums: list[tuple[int, int]]
     lost: list[tuple[int, int]] = field(default_factory=list)
+    unproven: int | None = None
 
 
 @dataclass(slots=True)
@@ -252,7 +253,17 @@ class _Stream:
     suspect_after_us: int = 0
     """When a late arrival may next raise a fence."""
     lost: list[tuple[int, int]] = field(default_factory=list)
+    unproven: int | None = None
+    """Where a fence was lowered unanswered: what was accepted since may be another engine's."""
     checksums: OrderedDict[int, int] = field(default_factory=OrderedDict)
+
+    def known(self) -> int | None:
+        """The batch whose bytes tell whether a foreign engine is still the same; None where none is kept.
+
+        An engine that has sent `unproven` itself has sent all that was accepted since.
+        """
+        kept = (sequence for sequence in (self.unproven, self.last) if sequence in self.checksums)
+        return next(kept, None)
 
     def standing(self, arrival: Arrival) -> Standing:
         if self.epoch is None:
@@ -301,10 +312,13 @@ class _Stream:
         self.gap = None
         self.fence = None
         self.lost = []
+        self.unproven = None
         self.checksums = OrderedDict()
         return refused
 
     def lose(self, from_sequence: int, through: int) -> None:
+        # Whoever it was: what was placed so far is forgotten.
+        self.unproven = None
         self.lost = [*self.lost, (from_sequence, through)][-LOST_RANGES_MAX:]
         self.last = through
 
@@ -357,7 +371,7 @@ class SequenceGate:
         return [
             StreamState(
                 s.producer, s.foreign, s.epoch, s.last, s.accepted, list(s.closed), list(s.checksums.items()),
-                list(s.lost),
+                list(s.lost), s.unproven,
             )
             for s in self._streams.values()
         ]  # fmt: skip
@@ -373,6 +387,7 @@ class SequenceGate:
                 state.accepted,
                 closed=dict.fromkeys(state.closed),
                 lost=list(state.lost),
+                unproven=state.unproven,
                 checksums=OrderedDict(state.checksums),
             )
 
@@ -422,8 +437,11 @@ class SequenceGate:
                 actions += self._hold(stream, arrival, now_us)
             case Verdict.DROP:
                 actions.append(Duplicate(arrival))
+                if arrival.sequence == stream.unproven:
+                    stream.unproven = None
                 if stream.fence is not None and stream.fence.sequence == arrival.sequence:
-                    actions += self._lower_fence(stream, now_us)
+                    stream.fence = None
+                    actions += self._release(stream, now_us)
             case Verdict.DROP_LATE:
                 actions.append(Refused(arrival, REASON_LATE))
                 actions += self._suspect(stream, now_us)
@@ -460,8 +478,8 @@ class SequenceGate:
             dropped = [Refused(held, REASON_DISCONNECTED) for held in stream.held.values()]
             stream.forget()
         # What came since an unanswered probe may be of another engine already.
-        known = stream.last if stream.fence is None else stream.fence.sequence
-        if stream.foreign and known in stream.checksums:
+        known = stream.known() if stream.fence is None else stream.fence.sequence
+        if stream.foreign and known is not None and known in stream.checksums:
             stream.fence = _Fence(known, holds=True, deadline_us=None)
             return [*dropped, AskResend(producer, known)]
         following = stream.last + 1 if stream.foreign else max(stream.last, 0)
@@ -475,10 +493,11 @@ class SequenceGate:
         stream = self._streams.get(producer)
         if stream is None or not stream.foreign or stream.gap is not None or stream.fence is not None:
             return []
-        if stream.last not in stream.checksums:
+        known = stream.known()
+        if known is None:
             return [AskResend(producer, stream.last + 1)]
-        stream.fence = _Fence(stream.last, holds=False, deadline_us=now_us + self._wait_us[Remedy.RESEND])
-        return [AskResend(producer, stream.last)]
+        stream.fence = _Fence(known, holds=False, deadline_us=now_us + self._wait_us[Remedy.RESEND])
+        return [AskResend(producer, known)]
 
     def restart(self, producer: int) -> list[Action]:
         """Begin a foreign producer's next epoch: what was logged of it was read wrongly."""
@@ -658,8 +677,8 @@ class SequenceGate:
         assert stream.epoch is not None
         if remedy is Remedy.SNAPSHOT:
             return AskSnapshot(stream.producer, stream.epoch)
-        fenced = stream.last in stream.checksums
-        return AskResend(stream.producer, stream.last if fenced else stream.last + 1)
+        known = stream.known()
+        return AskResend(stream.producer, stream.last + 1 if known is None else known)
 
     def _give_up(self, stream: _Stream, gap: _Gap, now_us: int) -> list[Action]:
         """Declare the gap lost and release what follows it, up to the next gap."""
@@ -688,6 +707,12 @@ class SequenceGate:
 
     def _fence_unanswered(self, stream: _Stream, fence: _Fence, now_us: int) -> list[Action]:
         """The resend ended, and the fence's batch was not in it."""
+        if fence.sequence == stream.unproven and fence.attempts >= self._attempts_max[Remedy.RESEND]:
+            # Its buffer has passed that one, so it will never tell; of what happens from now on the last one does.
+            stream.unproven = None
+            fence.sequence, fence.attempts = stream.last, 0
+        if fence.sequence == stream.unproven or fence.attempts == 0:
+            return self._insist_on_fence(stream, fence, now_us)
         if stream.last + 1 in stream.held:
             # No gap would show between what we know and what follows, which may well be another life's.
             if fence.from_start or fence.attempts >= self._attempts_max[Remedy.RESEND]:
@@ -704,6 +729,9 @@ class SequenceGate:
         return [AskResend(stream.producer, 0)]
 
     def _lower_fence(self, stream: _Stream, now_us: int) -> list[Action]:
+        """Go on though nobody has answered."""
+        if stream.fence is not None:
+            stream.unproven = stream.fence.sequence
         stream.fence = None
         return self._release(stream, now_us)
 

@@ -463,6 +463,50 @@ def test_source_that_cannot_resend_has_no_fence() -> None:
     assert accepted(gate.cannot_resend(PRODUCER, 0)) == [(1, 3)]
 
 
+def overtaken(**limits: int) -> SequenceGate:
+    """A foreign producer was away, nobody could send its batch 2 again, and what may be another's 3 came next."""
+    gate = away(**limits)
+    assert gate.cannot_resend(PRODUCER, 0) == []
+    assert accepted(gate.offer(foreign(3, life=2), 0)) == [(1, 3)]
+    return gate
+
+
+def test_engine_that_went_on_in_anothers_place_is_seen_as_soon_as_it_can_resend() -> None:
+    gate = overtaken()
+    assert gate.probe(PRODUCER, 0) == [AskResend(PRODUCER, 2)]
+    assert gate.offer(foreign(2, life=2), 0) == [AskResend(PRODUCER, 0)]
+    assert accepted(offer_all(gate, [foreign(n, life=2) for n in (0, 1)])) == [(2, 0), (2, 1), (2, 2)]
+
+
+def test_engine_that_went_on_in_anothers_place_is_seen_by_a_gap_and_by_a_gate_that_was_saved() -> None:
+    saved = SequenceGate()
+    saved.load(overtaken().export())
+    assert saved.connected(PRODUCER, 0) == [AskResend(PRODUCER, 2)]
+    gate = overtaken()
+    assert gate.offer(foreign(5, life=2), 0) == [AskResend(PRODUCER, 2)]
+
+
+def test_engine_that_lived_on_is_not_doubted_once_it_has_sent_its_known_batch_again() -> None:
+    gate = away()
+    gate.cannot_resend(PRODUCER, 0)
+    gate.offer(foreign(3), 0)
+    assert gate.probe(PRODUCER, 0) == [AskResend(PRODUCER, 2)]
+    assert offer_all(gate, [foreign(2), foreign(3)]) == [Duplicate(foreign(2)), Duplicate(foreign(3))]
+    assert gate.probe(PRODUCER, 0) == [AskResend(PRODUCER, 3)]
+
+
+def test_batch_that_nobody_has_any_more_is_asked_for_no_longer() -> None:
+    gate = overtaken(resend_attempts_max=2)
+    assert gate.probe(PRODUCER, 0) == [AskResend(PRODUCER, 2)]
+    assert gate.resend_ended(PRODUCER, 0) == [AskResend(PRODUCER, 2)]
+    assert gate.resend_ended(PRODUCER, 0) == [AskResend(PRODUCER, 3)]
+    assert gate.offer(foreign(3, life=2), 0) == [Duplicate(foreign(3, life=2))]
+    assert gate.probe(PRODUCER, 0) == [AskResend(PRODUCER, 3)]
+    forgetful = overtaken(checksums_kept=3)
+    assert accepted(offer_all(forgetful, [foreign(n, life=2) for n in (4, 5)])) == [(1, 4), (1, 5)]
+    assert forgetful.probe(PRODUCER, 0) == [AskResend(PRODUCER, 5)]
+
+
 def test_more_than_may_be_held_behind_a_fence_lowers_it() -> None:
     gate = away(hold_max=2)
     assert offer_all(gate, [foreign(3), foreign(4)]) == []
