@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from advisor.recording_shelf import without_place
 from event_plane import wire
 from event_plane.errors import EventPlaneError
 from event_plane.parquet import ParquetRecorder
-from event_plane.part_file import part_of
 
 LOOK_S: Final = 0.2
 """Between looks at what the log has more."""
@@ -64,11 +62,8 @@ class LogRecording(threading.Thread):
 
     @property
     def size_bytes(self) -> int:
-        """On disk by now."""
-        for path in (part_of(self.path), self.path):
-            with contextlib.suppress(FileNotFoundError):
-                return path.stat().st_size
-        return 0
+        """See `ParquetRecorder.size_bytes`."""
+        return self._recorder.size_bytes
 
     @property
     def events(self) -> int:

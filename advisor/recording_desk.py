@@ -213,10 +213,15 @@ class RecordingDesk:
                 outcome = {"state": "failed", "note": recording.fault}
             else:
                 outcome = {"state": "done", "note": _missed(recording.missed_entries)}
-            self._ended[name] = live(recording, started).model_copy(update=outcome)
+            self._remember(live(recording, started).model_copy(update=outcome))
             self._running.pop(name)
-            while len(self._ended) > ENDED_KEPT_MAX:
-                self._ended.pop(next(iter(self._ended)))
+
+    def _remember(self, ended: RecordingView) -> None:
+        """The caller holds the lock."""
+        self._ended.pop(ended.name, None)
+        self._ended[ended.name] = ended
+        while len(self._ended) > ENDED_KEPT_MAX:
+            self._ended.pop(next(iter(self._ended)))
 
     # -- files
 
@@ -232,9 +237,10 @@ class RecordingDesk:
                 upload.give_name()
                 shelved = self._shelf.find(name)
                 self._counter.know(shelved.stamp, figures)
+                view = self._view(shelved, None).model_copy(update={"actor": actor})
                 with self._lock:
-                    self._ended.pop(name, None)
-                return self._view(shelved, None)
+                    self._remember(view)
+                return view
 
             def ended(_: Upload) -> None:
                 with self._lock:

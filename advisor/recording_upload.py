@@ -68,6 +68,7 @@ class Upload:
                 if fault := facts_of(part).fault:
                     raise RecordingError(fault)
                 figures = self._count(part, self._unwanted.is_set)
+                self._require_open()
                 return self._keep(self, figures)
             except OSError as error:
                 raise self._no_room(self._part.unwritable(error)) from error
@@ -98,7 +99,9 @@ class Upload:
 
     def _require_open(self) -> None:
         if not self._is_open or self._unwanted.is_set():
-            raise ActionRefused(f"{self.path.name} is not taken in any more: the advisor stops; send it again later")
+            raise ActionRefused(
+                f"{self.path.name} is not taken in any more: its sender left, or the advisor stops; send it again"
+            )
 
     def _no_room(self, error: RecordingError) -> NoRoom:
         return NoRoom(without_place(str(error), self.path))

@@ -89,6 +89,7 @@ class RecordingView(View):
     note: str
     """Why it failed, or what it lacks; empty where all is well."""
     size_bytes: int
+    """While it is recorded: of its file so far, and of what waits in memory for its next group, before it is packed."""
     events: int | None
     """None where the file does not say so itself: of a capture or a trace until they are counted (`figures`)."""
     batches: int | None
@@ -102,7 +103,7 @@ class RecordingView(View):
     changed_us: int
     """When its file was last written."""
     actor: str
-    """Who started it; empty: not known, as after a restart."""
+    """Who started or sent it; empty: not known, as after a restart."""
 
 
 class RecordingDetailView(View):
@@ -129,7 +130,7 @@ class AdvisorUpload(Protocol):
         """
 
     def discard(self) -> None:
-        """Leave nothing of it. Idempotent, and nothing after `finish`."""
+        """Leave nothing of it, while `finish` runs too. Idempotent, and nothing after `finish`."""
 
 
 class AdvisorRecordings(Protocol):

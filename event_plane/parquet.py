@@ -83,6 +83,7 @@ class ParquetRecorder:
         self._crc = 0
         self._groups: list[GroupFacts] = []
         self._closed = False
+        self._file_bytes = 0
         self._part = PartFile(path)
         self._file = self._part.file
         try:
@@ -101,6 +102,11 @@ class ParquetRecorder:
         except OSError as error:
             self._part.discard()
             raise self._part.unwritable(error) from error
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file so far, and of what waits for its next group, in the wire format. From any thread."""
+        return self._file_bytes + self._waiting_bytes
 
     def write(self, batch: Batch, source: str = "", *, received_us: int = 0, position: int | None = None) -> None:
         """Take a batch, whose place in the recording is its position where none is given.
@@ -161,6 +167,7 @@ class ParquetRecorder:
                 crc32=self._crc,
             )
         )
+        self._file_bytes = self._file.tell()
         self._waiting = []
         self._waiting_rows = self._waiting_bytes = self._crc = 0
 
@@ -173,7 +180,8 @@ class ParquetRecorder:
             self._file.flush()
         except OSError as error:
             raise self._part.unwritable(error) from error
-        self._part.finish(self._file.tell())
+        self._file_bytes, self._waiting_bytes = self._file.tell(), 0
+        self._part.finish(self._file_bytes)
 
     def _cut(self, error: OSError) -> RecordingError:
         """Keep the groups before the one that did not fit."""
@@ -183,6 +191,7 @@ class ParquetRecorder:
             with contextlib.suppress(OSError):
                 self._writer.close()
             self._part.discard()
+            self._waiting_bytes = 0
             return self._part.unwritable(error)
         self._finish()
         return RecordingError(

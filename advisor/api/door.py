@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote
 
 from starlette.requests import HTTPConnection
@@ -24,7 +27,7 @@ FORM_TYPES = frozenset({"", "application/x-www-form-urlencoded", "multipart/form
 """What a page of another site can have a browser send without asking the server first (CORS)."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 RECHECK_S = 1.0
-"""While an answer streams, its reader's token is looked at again so often."""
+"""While an answer streams, or a body comes, the token of who sent it is looked at again so often."""
 
 
 class Door:
@@ -60,7 +63,8 @@ class Door:
         state["identity"] = admission.identity if admission is not None else None
         state["admission"] = admission
         if admission is not None and (admission.token_id or admission.expires_us):
-            send = _until_revoked(send, lambda: self._doorkeeper.is_good(admission))
+            ways = _WhileGood(state, receive, send, lambda: self._doorkeeper.is_good(admission))
+            receive, send = ways.receive, ways.send
         await self._app(scope, receive, send)
 
     async def _admitted(self, request: HTTPConnection) -> tuple[Admission | None, bool]:
@@ -137,20 +141,47 @@ def _asked_to_log_in(request: HTTPConnection) -> Response:
     return answer
 
 
-def _until_revoked(send: Send, is_good: Callable[[], bool]) -> Send:
-    """Ends an answer that streams when `is_good` says no: the server then tells the app that its reader left."""
-    checked_s = time.monotonic()
-    has_ended = False
+class _WhileGood:
+    """What comes in and goes out of one request while its token is good.
 
-    async def send_while_good(message: Message) -> None:
-        nonlocal checked_s, has_ended
-        if has_ended:
-            return
-        if message["type"] == "http.response.body" and message.get("more_body", False):
-            now_s = time.monotonic()
-            if now_s - checked_s >= RECHECK_S:
-                checked_s = now_s
-                has_ended = not is_good()
-        await send({"type": "http.response.body", "body": b""} if has_ended else message)
+    When it is no more, an answer that streams ends, and no more of a body is read: to the app its sender has left, and
+    is nobody whom the door knows (`state`).
+    """
 
-    return send_while_good
+    def __init__(self, state: dict[str, Any], receive: Receive, send: Send, is_good: Callable[[], bool]) -> None:
+        self._state = state
+        self._receive = receive
+        self._send = send
+        self._is_good = is_good
+        self._checked_s = time.monotonic()
+        self._has_ended = False
+        self._has_started = False
+        """The answer: from then on it is what ends."""
+        self._has_sent_end = False
+
+    async def receive(self) -> Message:
+        while not self._has_started:
+            if self._ends_by_now():
+                return {"type": "http.disconnect"}
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RECHECK_S):
+                    return await self._receive()
+        return await self._receive()
+
+    async def send(self, message: Message) -> None:
+        self._has_started = True
+        if message["type"] == "http.response.body" and message.get("more_body", False) and self._ends_by_now():
+            if self._has_sent_end:
+                return
+            self._has_sent_end = True
+            message = {"type": "http.response.body", "body": b""}
+        await self._send(message)
+
+    def _ends_by_now(self) -> bool:
+        now_s = time.monotonic()
+        if not self._has_ended and now_s - self._checked_s >= RECHECK_S:
+            self._checked_s = now_s
+            self._has_ended = not self._is_good()
+            if self._has_ended:
+                self._state["identity"] = None
+        return self._has_ended

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
 
 from advisor.access.identity import Scope
-from advisor.api.access import needs
+from advisor.api.access import identity_of, needs
 from advisor.api.actions import Operator, Order, done
 from advisor.api.problems import documented
 from advisor.api.queries import ListQuery
@@ -21,6 +21,7 @@ from advisor.recording_shelf import NoRoom, TooLarge
 from advisor.recording_views import (
     NAME_PATTERN,
     AdvisorRecordings,
+    AdvisorUpload,
     RecordingDetailView,
     RecordingView,
 )
@@ -102,7 +103,7 @@ def recording_routes(recordings: AdvisorRecordings) -> APIRouter:
         try:
             async for piece in _pieces(request):
                 await asyncio.to_thread(kept, lambda piece=piece: taken.write(piece))
-            return await asyncio.to_thread(kept, taken.finish)
+            return await _finished(request, taken)
         finally:
             taken.discard()
 
@@ -139,8 +140,39 @@ def _require_size(request: Request, name: str, bytes_max: int) -> None:
         )
 
 
+async def _finished(request: Request, taken: AdvisorUpload) -> RecordingView:
+    """What `finish` answers. Where its sender goes before the file has its name, it is thrown away: see `_gone`."""
+    finishing = asyncio.create_task(asyncio.to_thread(kept, taken.finish))
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({finishing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not finishing.done():
+            await asyncio.to_thread(taken.discard)
+            await asyncio.wait({finishing})
+            if finishing.exception() is not None:
+                raise _gone(request) from finishing.exception()
+        return await finishing
+    finally:
+        finishing.cancel()
+        leaving.cancel()
+
+
+async def _left(request: Request) -> None:
+    """Returns when who sent it is not there any more, or not known any more."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _gone(request: Request) -> HTTPException:
+    """Of a sender that went away, 400; of one whose token is no more good (`advisor.api.door`), 401."""
+    if identity_of(request) is None:
+        detail = "the token was revoked or has expired before the file was taken in: nothing of it is kept"
+        return HTTPException(401, detail, {"Connection": "close"})
+    return HTTPException(400, "the connection ended before the file was taken in: send it again")
+
+
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """The body, in pieces worth a write. Raises 408 where its sender says nothing for long, 400 where it goes away."""
+    """The body, in pieces worth a write. Raises 408 where its sender says nothing for long, else as `_gone`."""
     waiting = bytearray()
     stream = request.stream()
     while True:
@@ -150,7 +182,7 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
         except TimeoutError as error:
             raise HTTPException(408, f"nothing came for {UPLOAD_SILENCE_S:.0f} s: send the file again") from error
         except ClientDisconnect as error:
-            raise HTTPException(400, "the connection ended before the file: send it again") from error
+            raise _gone(request) from error
         waiting += read or b""
         if len(waiting) >= WRITTEN_AT_ONCE_BYTES or (read is None and waiting):
             yield bytes(waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class SampleUpload:
         self._name = name
         self._content = b""
         self.discarded = 0
+        self.unwanted = threading.Event()
 
     def write(self, content: bytes) -> None:
         self._content += content
@@ -54,12 +56,15 @@ class SampleUpload:
     def finish(self) -> RecordingView:
         if not self._content.startswith(b"{"):
             raise RecordingError(f"{self._name} starts with {self._content[:8]!r}, like no recording")
+        if self._recordings.reads_s and self.unwanted.wait(self._recordings.reads_s):
+            raise ActionRefused(f"{self._name} is not taken in any more")
         view = recording(self._name, format="trace", size_bytes=len(self._content), events=None, batches=None)
         self._recordings.views.append(view)
         return view
 
     def discard(self) -> None:
         self.discarded += 1
+        self.unwanted.set()
 
 
 class SampleRecordings:
@@ -73,6 +78,8 @@ class SampleRecordings:
             recording("night", "cut", format=None, events=None, batches=None, note="it cannot be read: delete it"),
         ]
         self.folder = folder
+        self.reads_s = 0.0
+        """What reading the whole of an upload takes."""
         self.full = False
         self.asked: list[tuple[str, ...]] = []
         self.uploads: list[SampleUpload] = []

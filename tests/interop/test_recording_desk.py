@@ -100,6 +100,9 @@ def test_the_log_is_recorded_from_the_start_to_the_stop_and_both_are_logged(
     started = desk.start("ann", "evening", seconds=None, events=None)
     assert (started.state, started.actor, started.format) == ("recording", "ann", "parquet")
     publish(service, publisher, range(31, 61))
+    eventually(lambda: [view.events for view in desk.list()] == [30], "30 events recorded")
+    (so_far,) = desk.list()
+    assert so_far.size_bytes > 30 * 100
     with pytest.raises(ActionRefused, match="'evening' is under way: stop it first"):
         desk.delete("ann", "evening")
     with pytest.raises(ActionRefused, match="already: delete it, or choose another name"):
@@ -113,6 +116,7 @@ def test_the_log_is_recorded_from_the_start_to_the_stop_and_both_are_logged(
     assert done.from_position > started.from_position
     assert noted(service)[-2:] == [("ann", "record", "evening"), ("bob", "stop recording", "evening")]
     assert [view.name for view in desk.list()] == ["evening"]
+    assert done.size_bytes == (folder / "evening").stat().st_size
     eventually(lambda: desk.get("evening").figures is not None, "figures")
     figures = desk.get("evening").figures
     assert figures is not None
@@ -227,6 +231,17 @@ def test_an_upload_that_is_given_up_while_it_is_read_ends_at_once_and_leaves_not
         upload.discard()
         assert isinstance(finished.exception(timeout=60), (RecordingError, ActionRefused))
     assert sorted(folder.iterdir()) == before
+
+
+def test_who_sent_a_file_is_known(desk: RecordingDesk) -> None:
+    upload = desk.upload("bob", "sent")
+    upload.write(TRACE)
+    assert upload.finish().actor == "bob"
+    assert [(view.name, view.actor, view.size_bytes) for view in desk.list() if view.name == "sent"] == [
+        ("sent", "bob", len(TRACE))
+    ]
+    desk.delete("ann", "sent")
+    assert "sent" not in {view.name for view in desk.list()}
 
 
 def test_a_disk_with_little_room_takes_nothing_and_says_so(service: AdvisorService) -> None:
