@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -54,6 +55,14 @@ class PolicyState:
         """Rows touched since the last batch, in order."""
         self.due_us = 0
         """When the next batch comes; 0 before the first touch."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Numbers are not copied one by one, as `deepcopy` would, while the fold waits: `waiting` may be long."""
+        made = copy.copy(self)
+        memo[id(self)] = made
+        for name, value in vars(self).items():
+            setattr(made, name, dict(value) if value is self.waiting else copy.deepcopy(value, memo))
+        return made
 
     def wait(self, rows: Array) -> None:
         """As many as there is room for, the first first."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from advisor.fold import Fold
@@ -96,3 +98,15 @@ def test_book_keeps_the_hottest_of_a_full_set(monkeypatch: pytest.MonkeyPatch) -
     assert slot >= 0
     assert book.notes[slot].touches == 5
     assert book.counts[NOTES] == 8
+
+
+def test_a_copy_is_the_same_and_shares_nothing() -> None:
+    fold = used_fold().fold
+    fold.policies.wait(np.arange(3))
+    copied, before = copy.deepcopy(fold.policies), fold.policies.described(fold.index)
+    assert copied.described(fold.index) == before
+    assert copied.learning.saved() == fold.policies.learning.saved()
+    copied.waiting.clear()
+    copied.buckets.clear()
+    copied.book.notes[:] = 0
+    assert fold.policies.described(fold.index) == before
