@@ -45,6 +45,15 @@ class ExplainError(KvbmError):
     """Nobody who was asked knows the block, or none could be asked."""
 
 
+class EngineSupportError(KvbmError):
+    """An engine, or something it is configured with, that a connector does not serve; says who owns what, and what to
+    change."""
+
+
+class LookupStateError(KvbmError):
+    """A step that the state of a request's lookup does not allow. Nothing changed."""
+
+
 class ManagerClosedError(KvbmError):
     """The block manager was closed, or is that of the process this one was forked from: it moves nothing here."""
 

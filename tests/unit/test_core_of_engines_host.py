@@ -36,7 +36,8 @@ def test_blocks_of_the_engines_host_are_g2_and_come_back_from_a_volume(tmp_path:
     agent.register_volume(
         VolumeDescriptor(id="nvme", path=str(tmp_path / "nvme.slab"), capacity_blocks=8, block_bytes_max=4_096)
     )
-    with KvBlockManager(CONFIG, MemoryPublisher("memory://engines-host", producer=producer_id("core")), agent) as core:
+    publisher = MemoryPublisher("memory://engines-host", producer=producer_id("core"))
+    with KvBlockManager(CONFIG, publisher, agent) as core:
         places = core.allocate(4).blocks
         for number, place in enumerate(places):
             core.device.block_view(place.index).fill_(number + 1)
@@ -54,6 +55,7 @@ def test_blocks_of_the_engines_host_are_g2_and_come_back_from_a_volume(tmp_path:
         assert [float(core.device.block_view(block.index).float().mean()) for block in found.blocks] == [1, 2, 3, 4]
         assert core.explain(blocks[0].key).copies[0].tier == "G2"
         found.release()
+    publisher.close()
     agent.close()
 
 

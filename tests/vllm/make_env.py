@@ -1,8 +1,8 @@
 """Make the environment in which a real vLLM runs on the CPU: `python tests/vllm/make_env.py .venv-vllm`.
 
 PyTorch's CPU build comes first, then what vLLM's wheel asks for except PyTorch's own packages (whose pins name builds
-that a machine without a GPU has no use for), then the wheel and this project without what they ask for. About 3.4 GB and
-a few minutes; run again, it installs what is missing and no more. Ends with what was installed, or with pip's error.
+that a machine without a GPU has no use for), then the wheel and this project without what they ask for. About 3.4 GB
+and a few minutes; run again, it installs what is missing and no more. Ends with vLLM's version, or with pip's error.
 """
 
 import subprocess
@@ -17,8 +17,8 @@ TORCH = "torch==2.13.0"
 SETUPTOOLS = "setuptools==78.1.1"  # later ones lack pkg_resources, which a requirement of vLLM's imports
 OF_TORCH = ("torch", "torchaudio", "torchvision", "torchcodec")
 OF_THIS_PROJECT = (
-    "aiosqlite", "backports.zstd", "msgspec", "nixl", "numba", "obstore", "prometheus-client", "pydantic-settings",
-    "pytest", "pytest-timeout", "pyzmq", "rich", "stamina", "structlog", "typer", "xxhash", "zlib-ng",
+    "aiosqlite", "backports.zstd", "msgspec", "nats-py[nkeys]", "nixl", "numba", "obstore", "prometheus-client", "pytest",
+    "pytest-timeout", "pyzmq", "rich", "stamina", "structlog", "typer", "xxhash", "zlib-ng",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     say("installing this project and what its core, its agent and its tests need")
     pip(python, "install", TORCH, SETUPTOOLS, *OF_THIS_PROJECT)
     pip(python, "install", "--no-deps", "-e", str(ROOT))
-    say("done: " + subprocess.check_output([python, "-c", "import vllm; print('vLLM', vllm.__version__)"], text=True).strip())
+    subprocess.run([python, "-c", "import vllm; print('done: vLLM', vllm.__version__)"], check=True)
 
 
 def wheel_of(python: Path, wheels: Path) -> Path:

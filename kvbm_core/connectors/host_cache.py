@@ -1,0 +1,333 @@
+"""An engine's blocks in host memory and on volumes: the half of a connector that has the bytes.
+
+The engine keeps its GPU's blocks itself; this finds blocks in the host or brings them there from volumes, copies them
+into the engine's, layer by layer, and takes from it what it computed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import count
+from typing import NamedTuple
+
+import structlog
+import torch
+
+from kvbm_core.block import ImmutableBlock, MutableBlock
+from kvbm_core.connectors.lookup import LookupState, LookupTrigger, next_state
+from kvbm_core.connectors.step_plan import Load, Save
+from kvbm_core.copies import copy_tensors
+from kvbm_core.errors import LayoutError, PoolExhaustedError
+from kvbm_core.identity import BlockIdentity
+from kvbm_core.manager import KvBlockManager
+from kvbm_core.onboard import DEVICE, HOST, Onboarded
+from kvbm_core.verification import BlockSums
+
+_log = structlog.get_logger()
+
+OPEN: dict[str, HostCache] = {}
+"""By the engine's id: both halves of a connector are in one process and meet here."""
+
+
+class Lookup:
+    """A request's leading blocks, on their way to the host or held there. Used by the schedule's thread."""
+
+    def __init__(self, cache: HostCache, wanted: Sequence[BlockIdentity], start: int) -> None:
+        """`wanted` begins with block `start` of the request."""
+        self.start = start
+        self.wanted = len(wanted)
+        self.state = LookupState.LOOKING
+        self._cache = cache
+        self._held = cache.manager.match(wanted)
+        """Guards of what is in the host, in order."""
+        rest = wanted[len(self._held) :]
+        self._coming: concurrent.futures.Future[Onboarded] | None = None
+        if rest and cache.has_volumes:
+            self._coming = cache.manager.onboard_soon(rest)
+
+    def blocks(self, wait_s: float = 0.0) -> list[ImmutableBlock] | None:
+        """What can be had, from the first block on; None while it is on its way. Waits so long for it."""
+        if self.state is LookupState.LOOKING:
+            if self._coming is not None:
+                try:
+                    came = self._coming.result(wait_s)
+                except concurrent.futures.TimeoutError:
+                    return None
+                self._cache.came(came)
+                self._held += came.blocks
+            self.state = next_state(self.state, LookupTrigger.ARRIVE)
+        return self._held
+
+    def take(self, first: int, count: int) -> list[ImmutableBlock]:
+        """Guards of `count` blocks of the request from block `first` on; the others go back. Ends the lookup."""
+        self.state = next_state(self.state, LookupTrigger.TAKE)
+        start = first - self.start
+        taken = self._held[start : start + count]
+        _release([*self._held[:start], *self._held[start + count :]])
+        self._held = []
+        return taken
+
+    def drop(self) -> None:
+        """Let go of everything. Idempotent; a lookup whose blocks were taken must not be dropped."""
+        self.state = next_state(self.state, LookupTrigger.DROP)
+        _release(self._held)
+        self._held = []
+        if self._coming is not None and not self._coming.cancel():
+            self._coming.add_done_callback(_release_late)
+        self._coming = None
+
+
+class _Stored(NamedTuple):
+    """One step's blocks on their way to the host."""
+
+    identities: list[BlockIdentity]
+    engine_blocks: list[int]
+    places: list[MutableBlock]
+
+
+class HostCache:
+    """`find`, `hold` and `reset` are the schedule's, the rest is the worker's; they may be one thread or two."""
+
+    def __init__(self, manager: KvBlockManager, layers: Sequence[torch.Tensor]) -> None:
+        """`manager` is one of `device_memory = "host"`, `outer` 1 and order HND, and stays the caller's to close.
+
+        `layers`: the engine's blocks, a tensor `[blocks, heads, tokens, head_dim]` for each layer. Raises `LayoutError`
+        for tensors that are not those of its configuration.
+        """
+        config = manager.config
+        expected = (config.shard_heads, config.page_tokens, config.head_dim)
+        for number, layer in enumerate(layers):
+            if layer.dim() != 4 or tuple(layer.shape[1:]) != expected:
+                raise LayoutError(
+                    f"layer {number} has blocks of shape {tuple(layer.shape[1:])}, {expected} were configured: the "
+                    f"engine splits blocks, or its layers differ; neither is served"
+                )
+        if len(layers) != config.layers:
+            raise LayoutError(f"the engine has {len(layers)} layers of blocks, {config.layers} were configured")
+        self.manager = manager
+        self.has_volumes = any(True for _ in config.tiers())
+        self.failures = 0
+        """Steps in which a load failed."""
+        self._layers = tuple(layers)
+        # [blocks, 1, tokens, heads, head_dim] as [blocks, heads, tokens, head_dim]
+        self._host = tuple(each[:, 0].permute(0, 2, 1, 3) for each in manager.device.layer_tensors)
+        self._sums = BlockSums(manager.device)
+        self._owned = ExitStack()
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._tickets = count(1)
+        self._held: dict[int, list[ImmutableBlock]] = {}
+        self._copying = concurrent.futures.ThreadPoolExecutor(1, "kvbm-connector")
+        self._loading: list[concurrent.futures.Future[None]] = []
+        self._loads: list[Load] = []
+        self._failed: set[int] = set()
+        self._storing: _Stored | None = None
+        self._stored_layers: dict[int, concurrent.futures.Future[None]] = {}
+        self._offloads: set[concurrent.futures.Future[int]] = set()
+
+    # The schedule's
+
+    def find(self, wanted: Sequence[BlockIdentity], start: int) -> Lookup:
+        """Begin to get blocks into the host; `wanted` begins with block `start` of its request."""
+        with self._lock:
+            self._counts["asked_blocks"] += len(wanted)
+        return Lookup(self, wanted, start)
+
+    def hold(self, blocks: list[ImmutableBlock], engine_blocks: Sequence[int]) -> Load:
+        """Keep found blocks until the worker has copied them; takes over the guards."""
+        ticket = next(self._tickets)
+        with self._lock:
+            self._held[ticket] = blocks
+            self._counts["found_blocks"] += len(blocks)
+        return Load(ticket, tuple(block.index for block in blocks), tuple(engine_blocks))
+
+    def came(self, found: Onboarded) -> None:
+        """Blocks came from volumes: what they are now is what they must be when they are copied on."""
+        fresh = [block.index for block, source in zip(found.blocks, found.sources, strict=True) if _is_volume(source)]
+        if fresh:
+            self._sums.take(fresh)
+
+    def reset(self) -> None:
+        """Forget every block of the host. Raises `BlockStateError` while one is in use."""
+        self.manager.reset("host")
+
+    # The worker's
+
+    def begin_load(self, loads: Sequence[Load]) -> None:
+        """Begin to copy, layer after layer; blocks that are not what they were when they came are left out."""
+        if not loads:
+            return
+        self._loads = list(loads)
+        pairs = [pair for load in loads for pair in zip(load.host_blocks, load.engine_blocks, strict=True)]
+        good: list[tuple[int, int]] = []
+        self._loading = [self._copying.submit(self._sort_out, pairs, good)]
+        self._loading += [self._copying.submit(self._load_layer, layer, good) for layer in range(len(self._layers))]
+
+    def wait_layer(self, layer: int) -> None:
+        """Until a layer of everything that is loaded is there."""
+        if self._loading:
+            self._loading[layer + 1].result()
+
+    def finish_load(self) -> set[int]:
+        """Until all loads have ended; the engine's blocks that were not written, since their bytes were wrong."""
+        concurrent.futures.wait(self._loading)
+        for future in self._loading:
+            future.result()
+        self._loading = []
+        failed, self._failed = self._failed, set()
+        pool = self.manager.own_tier("host").pool
+        for load in self._loads:
+            with self._lock:
+                held = self._held.pop(load.ticket, [])
+            for block, engine_block in zip(held, load.engine_blocks, strict=True):
+                if engine_block in failed:
+                    pool.forget(block)
+            _release(held)
+            self._count("loaded_blocks", len(held) - sum(each in failed for each in load.engine_blocks))
+        self._loads = []
+        if failed:
+            self.failures += 1
+            self._count("wrong_blocks", len(failed))
+        return failed
+
+    def save_layer(self, layer: int, saves: Sequence[Save], failures_known: int) -> None:
+        """The engine has computed a layer of the step: begin to copy it. Layers come in any order, each once."""
+        if self._storing is None:
+            self._storing = self._begin_save(saves, failures_known)
+        stored = self._storing
+        if stored.places and layer not in self._stored_layers:
+            ready = _recorded(self._layers[layer])
+            self._stored_layers[layer] = self._copying.submit(self._save_layer, layer, stored, ready)
+
+    def finish_save(self, saves: Sequence[Save], failures_known: int) -> None:
+        """The step's layers are computed: register what was copied, and let volumes have it. After `finish_load`."""
+        for layer in range(len(self._layers)):
+            self.save_layer(layer, saves, failures_known)
+        stored, self._storing = self._storing, None
+        layers, self._stored_layers = self._stored_layers, {}
+        concurrent.futures.wait(layers.values())
+        if stored is None or not stored.places:
+            return
+        if failures_known != self.failures:
+            self._count("not_saved_after_failure_blocks", len(stored.places))
+            for place in stored.places:
+                place.release()
+            return
+        for future in layers.values():
+            future.result()
+        self._sums.take([place.index for place in stored.places])
+        registered = self.manager.register_many(self.manager.complete(stored.places, stored.identities))
+        _release(registered)
+        self._count("saved_blocks", len(registered))
+        if self.has_volumes:
+            offload = self.manager.offload_soon(len(registered))
+            self._offloads.add(offload)
+            offload.add_done_callback(self._offloads.discard)
+
+    def settle(self) -> None:
+        """Until what was saved so far is on its volumes, or was refused."""
+        concurrent.futures.wait(tuple(self._offloads))
+
+    def counts(self) -> dict[str, int]:
+        """Blocks since the start: asked for, found, loaded, saved; `wrong` in host memory; not saved, by reason; and
+        `volume_` with a reason for those that a volume did not give."""
+        totals = self.manager.totals()
+        with self._lock:
+            counts = dict(self._counts)
+        for source, blocks in totals.requests.loaded.items():
+            if _is_volume(source):
+                counts["from_volumes_blocks"] = counts.get("from_volumes_blocks", 0) + blocks
+        for reason, blocks in totals.requests.not_loaded.items():
+            counts[f"volume_{reason}_blocks"] = blocks
+        return counts
+
+    def owning(self, opened: ExitStack) -> HostCache:
+        """Closes what was opened for it at its own end; itself."""
+        self._owned = opened
+        return self
+
+    def close(self) -> None:
+        """End what is under way, and close what it owns. Idempotent."""
+        self._copying.shutdown(wait=True, cancel_futures=True)
+        for held in self._held.values():
+            _release(held)
+        self._held.clear()
+        self.settle()
+        self._owned.close()
+
+    def _sort_out(self, pairs: Sequence[tuple[int, int]], good: list[tuple[int, int]]) -> None:
+        host = [host_block for host_block, _ in pairs]
+        right = self._sums.check_copies(host, self.manager.device, host)
+        good += [pair for pair, is_right in zip(pairs, right, strict=True) if is_right]
+        self._failed |= {engine for (_, engine), is_right in zip(pairs, right, strict=True) if not is_right}
+
+    def _load_layer(self, layer: int, good: Sequence[tuple[int, int]]) -> None:
+        to = self._layers[layer]
+        try:
+            copy_tensors(self._host[layer], [host for host, _ in good], to, [engine for _, engine in good])
+            _recorded(to)()
+        except RuntimeError as error:  # what torch raises when a device fails
+            _log.warning("blocks could not be copied to the engine", layer=layer, blocks=len(good), reason=str(error))
+            self._failed |= {engine for _, engine in good}
+
+    def _begin_save(self, saves: Sequence[Save], failures_known: int) -> _Stored:
+        """Places for the step's blocks that the host does not have."""
+        wanted = {
+            identity.key: (identity, engine_block)
+            for save in saves
+            for identity, engine_block in zip(save.identities, save.engine_blocks, strict=True)
+        }
+        if self._failed or failures_known != self.failures:
+            self._count("not_saved_after_failure_blocks", len(wanted))
+            return _Stored([], [], [])
+        pool = self.manager.own_tier("host").pool
+        missing = [pair for key, pair in wanted.items() if not pool.has(key)]
+        self._count("present_blocks", len(wanted) - len(missing))
+        while missing:
+            try:
+                places = self.manager.allocate(len(missing)).blocks
+            except PoolExhaustedError:
+                # Tails first: without its beginning a chain is of no use.
+                self._count("not_saved_host_full_blocks", len(missing) - len(missing) // 2)
+                missing = missing[: len(missing) // 2]
+                continue
+            return _Stored([identity for identity, _ in missing], [block for _, block in missing], places)
+        return _Stored([], [], [])
+
+    def _save_layer(self, layer: int, stored: _Stored, ready: Callable[[], None]) -> None:
+        ready()
+        places = [place.index for place in stored.places]
+        copy_tensors(self._layers[layer], stored.engine_blocks, self._host[layer], places)
+
+    def _count(self, name: str, blocks: int) -> None:
+        if blocks:
+            with self._lock:
+                self._counts[name] += blocks
+
+
+def _is_volume(source: str) -> bool:
+    return source not in (DEVICE, HOST)
+
+
+def _release(blocks: Sequence[ImmutableBlock]) -> None:
+    """The root last, so that tails are evicted before what many share."""
+    for block in reversed(blocks):
+        block.release()
+
+
+def _release_late(coming: concurrent.futures.Future[Onboarded]) -> None:
+    if not coming.cancelled() and coming.exception() is None:
+        coming.result().release()
+
+
+def _recorded(tensor: torch.Tensor) -> Callable[[], None]:
+    """Waits for all that was queued on the tensor's device until now; at once where that is the CPU."""
+    if tensor.device.type != "cuda":
+        return lambda: None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(tensor.device))
+    return event.synchronize

@@ -1,0 +1,390 @@
+"""vLLM's KV connector: blocks go to host memory and to a storage agent's volumes, and come back on a prefix hit.
+
+How to configure it is in docs/integrations/vllm.md. vLLM makes two of it in one process: one beside its scheduler,
+which plans (`schedule.Schedule`), one beside its model, which moves bytes (`host_cache.HostCache`). A block keeps the
+hash that vLLM gives it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+import torch
+import vllm
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+
+from event_plane.connect import open_publisher
+from event_plane.memory_transport import MemoryPublisher
+from event_plane.publishing import BatchPublisher
+from event_plane.schema import Namespace, producer_id
+from kvbm_core.config import KvbmConfig
+from kvbm_core.connectors import host_cache
+from kvbm_core.connectors.engine_blocks import EngineBlocks, hash_of_digest
+from kvbm_core.connectors.host_cache import HostCache
+from kvbm_core.connectors.schedule import Schedule, Scheduled
+from kvbm_core.connectors.step_plan import StepPlan
+from kvbm_core.connectors.vllm_settings import ConnectorSettings, read_settings
+from kvbm_core.connectors.vllm_support import RIVALS, VllmFacts, require_support, rival_sentence
+from kvbm_core.core_desk import CoreDesk
+from kvbm_core.errors import BlockStateError, ConfigError, EngineSupportError
+from kvbm_core.identity import BlockIdentity
+from kvbm_core.manager import KvBlockManager
+from kvbm_core.storage import TORCH_DTYPES
+from storage_agent.client_storage import ClientStorage
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+SECRET_OF_NO_USE = "vLLM's own hashes name blocks"
+"""The core asks for one, to key hashes of its own; under this connector it makes none."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    """vLLM's offloading settings put another connector's name in the place of ours, and look for it here."""
+    if name in RIVALS:
+        raise EngineSupportError(rival_sentence(name))
+    raise AttributeError(f"module {__name__} has no {name}")
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not in the environment that mypy runs in
+    """What the scheduler's half tells the worker's."""
+
+    plan: StepPlan
+
+
+@dataclass
+class Counts(KVConnectorStats):  # type: ignore[misc]
+    """Blocks since the last time, by `HostCache.counts`' names."""
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        for name, blocks in other.data.items():
+            self.data[name] = self.data.get(name, 0) + blocks
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return dict(self.data)
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+
+class KvAdvisorConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    """Both halves. Refuses with `EngineSupportError` or `ConfigError`, in a sentence, what it does not serve."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._settings = read_settings(self._kv_transfer_config.kv_connector_extra_config)
+        require_support(_facts(vllm_config, kv_cache_config, self._settings))
+        self._block_tokens: int = vllm_config.cache_config.block_size
+        self._engine_id: str = self._kv_transfer_config.engine_id
+        self._worker: _Worker | None = None
+        self._leader: _Leader | None = None
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Layers are loaded and saved one by one, which a whole captured graph would step over."""
+        return True
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return Counts(data=data or {})
+
+    # The worker's half
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if get_kv_transfer_group() is not self:
+            raise EngineSupportError(rival_sentence("MultiConnector"))
+        self._worker = _Worker(self._vllm_config, self._settings, self._engine_id, kv_caches)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._working.begin(self._plan)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        self._working.wait_layer(layer_name)
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        self._working.save_layer(layer_name, self._plan)
+
+    def wait_for_save(self) -> None:
+        self._working.finish(self._plan)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._working.take_failed()
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return None if self._worker is None else Counts(data=self._worker.take_counts())
+
+    # The scheduler's half
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        blocks = self._leading.matched(request, num_computed_tokens)
+        return (None if blocks is None else blocks * self._block_tokens), False
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        self._leading.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return StepMetadata(self._leading.step(scheduler_output))
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        if connector_output.invalid_block_ids:
+            self._leading.schedule.failed()
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """What the step saves is copied within it, so the blocks may go at once."""
+        if self._leader is not None:
+            self._leader.finished(request.request_id)
+        return False, None
+
+    def reset_cache(self) -> bool | None:
+        try:
+            self._leading.schedule.reset()
+        except BlockStateError:
+            return False
+        return True
+
+    def shutdown(self) -> None:
+        if self._leader is not None:
+            self._leader.schedule.close()
+        if self._worker is not None:
+            self._worker.close()
+        self._leader = self._worker = None
+
+    @property
+    def _plan(self) -> StepPlan:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata)
+        return metadata.plan
+
+    @property
+    def _working(self) -> _Worker:
+        if self._worker is None:
+            raise ConfigError("vLLM has not told of its caches: the connector works beside a model runner alone")
+        return self._worker
+
+    @property
+    def _leading(self) -> _Leader:
+        """Made when it is first needed: the worker's half is there by then."""
+        if self._leader is None:
+            cache = host_cache.OPEN.get(self._engine_id)
+            if cache is None:
+                raise EngineSupportError(
+                    "the engine's worker is in another process than its scheduler, and the connector's halves share "
+                    "memory: set distributed_executor_backend to 'uni'"
+                )
+            self._leader = _Leader(cache, self._vllm_config, self._settings)
+        return self._leader
+
+
+class _Worker:
+    """One engine's worker: makes the host's memory for its layers, and copies as the plans say."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        settings: ConnectorSettings,
+        engine_id: str,
+        kv_caches: dict[str, torch.Tensor],
+    ) -> None:
+        self._engine_id = engine_id
+        self._numbers = {name: number for number, name in enumerate(kv_caches)}
+        self._failed: set[int] = set()
+        self._told: dict[str, int] = {}
+        layers = [_as_known(layer) for layer in kv_caches.values()]
+        form = _cache_form(vllm_config, next(iter(kv_caches)))
+        self._cache = host_cache.OPEN[engine_id] = _open_cache(vllm_config, settings, engine_id, layers, form)
+
+    def begin(self, plan: StepPlan) -> None:
+        self._cache.begin_load(plan.loads)
+
+    def wait_layer(self, name: str) -> None:
+        self._cache.wait_layer(self._numbers[name])
+
+    def save_layer(self, name: str, plan: StepPlan) -> None:
+        self._cache.save_layer(self._numbers[name], plan.saves, plan.failures_known)
+
+    def finish(self, plan: StepPlan) -> None:
+        self._failed |= self._cache.finish_load()
+        self._cache.finish_save(plan.saves, plan.failures_known)
+
+    def take_failed(self) -> set[int]:
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def take_counts(self) -> dict[str, int]:
+        counts = self._cache.counts()
+        fresh = {name: blocks - self._told.get(name, 0) for name, blocks in counts.items()}
+        self._told = counts
+        return {name: blocks for name, blocks in fresh.items() if blocks}
+
+    def close(self) -> None:
+        host_cache.OPEN.pop(self._engine_id, None)
+        self._cache.close()
+
+
+class _Leader:
+    """One engine's scheduler: its requests' hashes as our chains, its steps as plans."""
+
+    def __init__(self, cache: HostCache, vllm_config: VllmConfig, settings: ConnectorSettings) -> None:
+        self.schedule = Schedule(cache)
+        self._block_tokens: int = vllm_config.cache_config.block_size
+        config = cache.manager.config
+        algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+        self._blocks = EngineBlocks(
+            Namespace(
+                tenant=settings.tenant,
+                model=config.model,
+                revision=config.revision,
+                adapter="",  # it is in vLLM's hash
+                kv_dtype=config.dtype,
+                block_tokens=self._block_tokens,
+                hash_root=f"vllm {algorithm} {kv_cache_utils.NONE_HASH[-8:].hex()}",
+            )
+        )
+        self._requests: dict[str, Request] = {}
+
+    def matched(self, request: Request, had_tokens: int) -> int | None:
+        self._requests[request.request_id] = request
+        self._extend(request)
+        had = had_tokens // self._block_tokens
+        return self.schedule.matched(request.request_id, request.num_tokens, had, self._block_tokens)
+
+    def allocated(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
+        self.schedule.allocated(request.request_id, block_ids, tokens // self._block_tokens)
+
+    def step(self, output: SchedulerOutput) -> StepPlan:
+        state = output.kv_connector_block_state
+        computed = {each.req_id: each.num_computed_tokens for each in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        scheduled = []
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self._requests.get(request_id)
+            block_ids = state.get_block_ids(request_id) if state is not None else None
+            if request is None or block_ids is None:
+                continue
+            self._extend(request)
+            full = (computed[request_id] + tokens) // self._block_tokens
+            scheduled.append(Scheduled(request_id, full, list(block_ids[0])))
+        return self.schedule.step(scheduled)
+
+    def finished(self, request_id: str) -> None:
+        self.schedule.finished(request_id)
+        self._requests.pop(request_id, None)
+
+    def _extend(self, request: Request) -> None:
+        hashes = request.block_hashes
+
+        def after(count: int) -> list[BlockIdentity]:
+            known = [hash_of_digest(digest) for digest in hashes]
+            return self._blocks.chain(known[count:], known[:count])
+
+        self.schedule.chain(request.request_id, len(hashes), after)
+
+
+def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: ConnectorSettings) -> VllmFacts:
+    cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
+    return VllmFacts(
+        version=vllm.__version__,
+        workers=parallel.world_size,
+        groups=tuple(get_kv_cache_spec_kind(group.kv_cache_spec).value for group in kv_cache_config.kv_cache_groups),
+        block_tokens=cache.block_size,
+        hash_tokens=kv_cache_config.hash_block_size or cache.block_size,
+        hash_algorithm=cache.prefix_caching_hash_algo,
+        has_fixed_seed="PYTHONHASHSEED" in os.environ,
+        has_volumes=bool(settings.agent_url),
+        offloading_gib=cache.kv_offloading_size,
+        load_failure_policy=vllm_config.kv_transfer_config.kv_load_failure_policy,
+    )
+
+
+def _open_cache(
+    vllm_config: VllmConfig, settings: ConnectorSettings, engine_id: str, layers: Sequence[torch.Tensor], form: str
+) -> HostCache:
+    """Host memory for blocks like those of `layers`, and the volumes. Raises what the settings cannot be served by."""
+    _, heads, tokens, head_dim = layers[0].shape
+    config = _core_config(
+        settings,
+        {
+            "layers": len(layers),
+            "outer": 1,  # keys and values of a token lie in one row
+            "heads": heads,
+            "head_dim": head_dim,
+            "page_tokens": tokens,
+            "dtype": _DTYPE_NAMES[layers[0].dtype],
+            "device_bytes": settings.host_bytes,
+            "device_memory": "host",
+            "device_order": "HND",
+            "disk": settings.disk,
+            "remote": settings.remote,
+            "model": settings.model or vllm_config.model_config.model,
+            "revision": " ".join(part for part in (settings.revision, form) if part),
+            "hash_secret": SECRET_OF_NO_USE,
+        },
+    )
+    with ExitStack() as opened:
+        producer = producer_id(settings.producer)
+        if settings.event_url:
+            publisher: BatchPublisher = open_publisher(settings.event_url, producer=producer)
+        else:
+            publisher = MemoryPublisher(f"memory://{engine_id}", producer=producer)  # nobody listens
+        opened.callback(publisher.close)
+        storage = None
+        if settings.agent_url:
+            storage = opened.enter_context(ClientStorage(settings.agent_url))
+        manager = opened.enter_context(KvBlockManager(config, publisher, storage))
+        if settings.desk_url:
+            opened.enter_context(CoreDesk(manager, settings.desk_url))
+        cache = HostCache(manager, layers)
+        return cache.owning(opened.pop_all())
+
+
+def _core_config(settings: ConnectorSettings, engine: dict[str, Any]) -> KvbmConfig:
+    """What the engine says of its blocks, and what the settings add. Raises `ConfigError`."""
+    twice = sorted(set(settings.core) & set(engine))
+    if twice:
+        raise ConfigError(f"core.{twice[0]} is the engine's to say: leave it out of the connector's configuration")
+    try:
+        return msgspec.convert(msgspec.to_builtins(engine) | settings.core, KvbmConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"core cannot be used: {error}") from error
+
+
+def _cache_form(vllm_config: VllmConfig, layer_name: str) -> str:
+    """What decides how a block's bytes lie beside its shape: the attention backend, and on a CPU its instructions.
+
+    Part of the namespace, so that no engine reads what another kind wrote.
+    """
+    layer = vllm_config.compilation_config.static_forward_context[layer_name]
+    parts = (layer.get_attn_backend().get_name(), getattr(layer, "isa", ""))
+    return " ".join(part for part in parts if part)
+
+
+def _as_known(layer: torch.Tensor) -> torch.Tensor:
+    """vLLM keeps 8-bit floats as bytes; bits are moved, not numbers."""
+    return layer.view(torch.int8) if layer.dtype is torch.uint8 else layer
+
+
+_DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}

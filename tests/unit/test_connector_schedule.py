@@ -1,0 +1,215 @@
+"""A connector's two halves over real memory and a real agent, with tensors in the place of an engine's caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from event_plane.memory_transport import MemoryPublisher
+from event_plane.schema import Namespace, producer_id
+from kvbm_core.config import KvbmConfig, TierVolumes
+from kvbm_core.connectors.engine_blocks import EngineBlocks
+from kvbm_core.connectors.host_cache import HostCache
+from kvbm_core.connectors.schedule import Schedule, Scheduled
+from kvbm_core.connectors.step_plan import StepPlan
+from kvbm_core.errors import BlockStateError, LayoutError
+from kvbm_core.manager import KvBlockManager
+from storage_agent.agent import StorageAgent
+from storage_agent.descriptor import VolumeDescriptor
+
+LAYERS, HEADS, TOKENS, WIDTH = 2, 2, 4, 6
+CONFIG = KvbmConfig(
+    layers=LAYERS,
+    outer=1,
+    heads=HEADS,
+    head_dim=WIDTH,
+    page_tokens=TOKENS,
+    device_blocks=6,
+    device_memory="host",
+    device_order="HND",
+    disk=TierVolumes(volumes=("nvme",), retention_s=60.0),
+    hash_secret="known to all who read this",
+)
+BLOCKS = EngineBlocks(Namespace(tenant="acme", model="m", kv_dtype="float16", block_tokens=TOKENS))
+
+
+class Engine:
+    """Blocks of a GPU in the place of one; a block's bytes are its hash, so that every copy can be checked."""
+
+    def __init__(self, manager: KvBlockManager) -> None:
+        self.layers = [torch.zeros(16, HEADS, TOKENS, WIDTH, dtype=torch.float16) for _ in range(LAYERS)]
+        self.cache = HostCache(manager, self.layers)
+        self.schedule = Schedule(self.cache)
+        self.failed: set[int] = set()
+
+    def ask(self, request: str, hashes: list[int], had: int = 0) -> int | None:
+        self.schedule.chain(request, len(hashes), lambda count: BLOCKS.chain(hashes[count:], hashes[:count]))
+        return self.schedule.matched(request, len(hashes) * TOKENS + 1, had, TOKENS)
+
+    def ask_patiently(self, request: str, hashes: list[int], had: int = 0) -> int:
+        found = None
+        while found is None:
+            found = self.ask(request, hashes, had)
+        return found
+
+    def compute(self, hashes: list[int], blocks: list[int]) -> None:
+        for number, block in zip(hashes, blocks, strict=True):
+            for layer, cache in enumerate(self.layers):
+                cache[block] = number * 10 + layer
+
+    def holds(self, hashes: list[int], blocks: list[int]) -> bool:
+        return all(
+            bool((cache[block] == number * 10 + layer).all())
+            for number, block in zip(hashes, blocks, strict=True)
+            for layer, cache in enumerate(self.layers)
+        )
+
+    def run(self, plan: StepPlan, computed: tuple[list[int], list[int]] = ([], [])) -> None:
+        """One step as an engine makes it."""
+        self.cache.begin_load(plan.loads)
+        for layer in range(LAYERS):
+            self.cache.wait_layer(layer)
+            self.compute(*computed)
+            self.cache.save_layer(layer, plan.saves, plan.failures_known)
+        self.failed = self.cache.finish_load()
+        self.cache.finish_save(plan.saves, plan.failures_known)
+        self.cache.settle()
+
+    def serve(self, request: str, hashes: list[int], blocks: list[int]) -> int:
+        """All of a request in one step; how many of its blocks were loaded."""
+        found = self.ask_patiently(request, hashes)
+        self.schedule.allocated(request, blocks, found)
+        plan = self.schedule.step([Scheduled(request, len(hashes), blocks)])
+        self.run(plan, (hashes[found:], blocks[found:]))
+        self.schedule.finished(request)
+        return found
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    agent = StorageAgent("agent", publisher=None, allowed_roots=[tmp_path])
+    agent.register_volume(
+        VolumeDescriptor(id="nvme", path=str(tmp_path / "nvme.slab"), capacity_blocks=32, block_bytes_max=4_096)
+    )
+    publisher = MemoryPublisher("memory://connector", producer=producer_id("engine"))
+    with KvBlockManager(CONFIG, publisher, agent) as manager:
+        engine = Engine(manager)
+        yield engine
+        engine.cache.close()
+    publisher.close()
+    agent.close()
+
+
+def test_blocks_of_one_request_are_loaded_by_the_next(engine: Engine) -> None:
+    assert engine.serve("a", [1, 2, 3], [0, 1, 2]) == 0
+
+    assert engine.serve("b", [1, 2, 3, 4], [8, 9, 10, 11]) == 3
+
+    assert engine.holds([1, 2, 3, 4], [8, 9, 10, 11])
+    counts = engine.cache.counts()
+    assert (counts["saved_blocks"], counts["loaded_blocks"], counts["present_blocks"]) == (4, 3, 3)
+
+
+def test_blocks_that_left_the_host_come_from_the_volume(engine: Engine) -> None:
+    engine.serve("a", [1, 2, 3], [0, 1, 2])
+    engine.schedule.reset()
+
+    assert engine.serve("b", [1, 2, 3], [8, 9, 10]) == 3
+
+    assert engine.holds([1, 2, 3], [8, 9, 10])
+    assert engine.cache.counts()["from_volumes_blocks"] == 3
+
+
+def test_what_the_engine_has_by_itself_is_not_loaded(engine: Engine) -> None:
+    engine.serve("a", [1, 2, 3], [0, 1, 2])
+
+    assert engine.ask_patiently("b", [1, 2, 3], had=1) == 2
+    engine.schedule.allocated("b", [0, 5, 6], 2)
+    engine.run(engine.schedule.step([Scheduled("b", 3, [0, 5, 6])]))
+
+    assert engine.holds([1, 2, 3], [0, 5, 6])
+
+
+def test_the_last_token_is_left_to_be_computed(engine: Engine) -> None:
+    engine.serve("a", [1, 2], [0, 1])
+
+    engine.schedule.chain("b", 2, lambda count: BLOCKS.chain([1, 2][count:], [1, 2][:count]))
+    assert engine.schedule.matched("b", 2 * TOKENS, 0, TOKENS) == 1
+
+
+def test_a_block_of_the_host_that_changed_is_reported_and_not_loaded(engine: Engine) -> None:
+    engine.serve("a", [1, 2, 3], [0, 1, 2])
+    engine.cache.manager.device.payload(1)[5] ^= 1
+
+    assert engine.ask_patiently("b", [1, 2, 3]) == 3
+    engine.schedule.allocated("b", [8, 9, 10], 3)
+    engine.run(engine.schedule.step([Scheduled("b", 3, [8, 9, 10])]))
+
+    assert engine.failed == {9}
+    assert engine.holds([1, 3], [8, 10])
+    assert engine.cache.counts()["wrong_blocks"] == 1
+    engine.schedule.reset()  # so that the good copy on the volume is found
+    assert engine.serve("c", [1, 2, 3], [11, 12, 13]) == 3
+    assert engine.holds([1, 2, 3], [11, 12, 13])
+
+
+def test_nothing_is_saved_of_a_step_that_was_planned_before_a_failure_was_told(engine: Engine) -> None:
+    engine.serve("a", [1], [0])
+    engine.cache.manager.device.payload(0)[5] ^= 1
+    engine.ask_patiently("b", [1, 2])
+    engine.schedule.allocated("b", [8, 9], 1)
+    failing = engine.schedule.step([Scheduled("b", 2, [8, 9])])
+    planned_meanwhile = engine.schedule.step([Scheduled("b", 2, [8, 9])])
+
+    engine.run(failing, ([2], [9]))
+    engine.run(planned_meanwhile, ([2], [9]))
+    assert engine.cache.manager.match(BLOCKS.chain([1, 2], [])) == []
+
+    engine.schedule.failed()
+    engine.run(engine.schedule.step([Scheduled("b", 2, [8, 9])]), ([1, 2], [8, 9]))
+    engine.schedule.finished("b")
+    assert engine.serve("c", [1, 2], [10, 11]) == 2
+    assert engine.holds([1, 2], [10, 11])
+
+
+def test_a_full_host_keeps_the_beginning_of_a_chain(engine: Engine) -> None:
+    held = engine.cache.manager.allocate(3).blocks
+
+    engine.serve("a", [1, 2, 3, 4], [0, 1, 2, 3])
+
+    assert engine.cache.counts()["not_saved_host_full_blocks"] == 2
+    for place in held:
+        place.release()
+    assert engine.serve("b", [1, 2, 3, 4], [8, 9, 10, 11]) == 2
+
+
+def test_a_request_that_ends_while_it_waits_lets_go_of_its_blocks(engine: Engine) -> None:
+    engine.serve("a", [1, 2, 3], [0, 1, 2])
+    assert engine.ask_patiently("b", [1, 2, 3]) == 3
+    with pytest.raises(BlockStateError):
+        engine.cache.reset()
+
+    engine.schedule.finished("b")
+
+    engine.cache.reset()
+
+
+def test_more_that_the_engine_found_itself_shortens_the_load(engine: Engine) -> None:
+    engine.serve("a", [1, 2, 3], [0, 1, 2])
+    assert engine.ask_patiently("b", [1, 2, 3]) == 3
+
+    assert engine.ask_patiently("b", [1, 2, 3], had=2) == 1
+    engine.schedule.allocated("b", [0, 1, 7], 1)
+    engine.run(engine.schedule.step([Scheduled("b", 3, [0, 1, 7])]))
+
+    assert engine.holds([3], [7])
+
+
+def test_tensors_of_another_shape_are_refused(engine: Engine) -> None:
+    with pytest.raises(LayoutError, match="splits blocks"):
+        HostCache(engine.cache.manager, [torch.zeros(16, HEADS, TOKENS // 2, WIDTH)] * LAYERS)
+
+
