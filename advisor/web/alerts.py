@@ -116,8 +116,8 @@ def _of_scrub(scrub: ScrubView) -> Iterator[Alert]:
 
 def _of_plan(pending: PendingPlanView | None) -> Iterator[Alert]:
     if pending is not None:
-        moves, lapses = formats.count(pending.moves_total), formats.clock(pending.lapses_us)
-        text = f"{moves} moves. Approve or reject it by {lapses} UTC, when it lapses; no other plan is made meanwhile."
+        moves, lapses = formats.counted(pending.moves_total, "moves"), formats.moment(pending.lapses_us)
+        text = f"{moves}. Approve or reject it by {lapses} UTC, when it lapses; no other plan is made meanwhile."
         yield Alert(f"plan {pending.id}", f"Plan {pending.id} waits for a person", text, "/moves")
 
 

@@ -176,7 +176,7 @@ def six_figures(picture: Picture) -> list[Figure]:
     return [
         Figure(
             "Ingest", formats.rate(summary.events_per_s), "events/s",
-            f"{summary.events_per_s:,.1f} events/s now; {formats.exact(summary.events_total)} events so far",
+            f"{summary.events_per_s:,.1f} events/s now; {formats.exactly(summary.events_total, 'events')} so far",
             spark(lambda sample: sample.events_per_s),
         ),
         Figure(
@@ -187,14 +187,14 @@ def six_figures(picture: Picture) -> list[Figure]:
         ),
         Figure(
             "Blocks", formats.count(summary.blocks), formats.told_size(summary.block_bytes, summary.blocks),
-            f"{formats.exact(summary.blocks)} blocks, {formats.exact(summary.block_bytes)} bytes told of",
+            f"{formats.exactly(summary.blocks, 'blocks')}, {formats.exactly(summary.block_bytes, 'bytes')} told of",
             spark(lambda sample: sample.blocks),
         ),
         Figure("Readers saved", formats.gain(saved.seconds), saved_how, saved.says, ""),
         Figure(
-            "Moved", formats.size(summary.moved_bytes_total), f"{formats.count(summary.moves_total)} moves",
-            f"{formats.exact(summary.moved_bytes_total)} bytes in {formats.exact(summary.moves_total)} moves; "
-            f"{formats.exact(summary.moves_open)} are open",
+            "Moved", formats.size(summary.moved_bytes_total), formats.counted(summary.moves_total, "moves"),
+            f"{formats.exactly(summary.moved_bytes_total, 'bytes')} in "
+            f"{formats.exactly(summary.moves_total, 'moves')}, {formats.exact(summary.moves_open)} open",
             spark(lambda sample: sample.moves_per_s),
         ),
         Figure(
@@ -202,7 +202,7 @@ def six_figures(picture: Picture) -> list[Figure]:
             "no prompt block was counted yet: an engine must say which blocks it found, as vLLM does not"
             if reused is None else
             f"{formats.exact(prompt_blocks - summary.origin.recomputed)} of "
-            f"{formats.exact(prompt_blocks)} prompt blocks",
+            f"{formats.exactly(prompt_blocks, 'prompt blocks')}",
             spark_points(_reused_each_second(samples)),
         ),
     ]

@@ -18,6 +18,8 @@ NARROW_SPACE = "\u202f"
 """Between groups of three digits: does not break, and cannot be taken for a decimal sign."""
 
 _COUNT_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_SINGULARS = {"ies": "y", "ches": "ch", "s": ""}
+"""By the ending of the plural. Words without one, as *refused*, are of one and of many."""
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
@@ -49,6 +51,26 @@ def count(value: int) -> str:
         return str(value)
     digits, prefix = _scaled(value, _COUNT_PREFIXES)
     return f"{digits} {prefix}"
+
+
+def noun(number: int, plural: str) -> str:
+    """`plural`, or its last word in the singular where there is one: `uses`, `use`; `closed epochs`, `closed epoch`."""
+    if number != 1:
+        return plural
+    for ending, singular in _SINGULARS.items():
+        if plural.endswith(ending):
+            return plural.removesuffix(ending) + singular
+    return plural
+
+
+def counted(number: int, plural: str) -> str:
+    """`1 use`, `8.41 M blocks`."""
+    return f"{count(number)} {noun(number, plural)}"
+
+
+def exactly(number: int, plural: str) -> str:
+    """`1 use`, and every digit of more."""
+    return f"{exact(number)} {noun(number, plural)}"
 
 
 def rate(value: float | None) -> str:
@@ -121,9 +143,9 @@ def exact(value: int) -> str:
     return f"{value:,}".replace(",", NARROW_SPACE)
 
 
-def clock(time_us: int) -> str:
-    """UTC time of day of µs since the epoch: `18:04:11`."""
-    return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%H:%M:%S") if time_us else NOTHING
+def moment(time_us: int) -> str:
+    """UTC date and time of µs since the epoch: `2026-03-04 18:04:11`."""
+    return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S") if time_us else NOTHING
 
 
 def timestamp(time_us: int) -> str:
@@ -140,6 +162,9 @@ def short_hash(text: str) -> str:
 
 FILTERS = {
     "count": count,
+    "noun": noun,
+    "counted": counted,
+    "exactly": exactly,
     "rate": rate,
     "size": size,
     "told_size": told_size,
@@ -148,7 +173,7 @@ FILTERS = {
     "seconds": seconds,
     "gain": gain,
     "exact": exact,
-    "clock": clock,
+    "moment": moment,
     "timestamp": timestamp,
     "short_hash": short_hash,
 }

@@ -80,8 +80,8 @@ def heat_step(figures: SubtreeFigures) -> int:
 
 def figures_text(figures: SubtreeFigures) -> str:
     return (
-        f"{formats.count(figures.blocks)} blocks, {formats.told_size(figures.block_bytes, figures.blocks)}, "
-        f"{tiers_text(figures)}, {formats.count(figures.uses)} uses"
+        f"{formats.counted(figures.blocks, 'blocks')}, {formats.told_size(figures.block_bytes, figures.blocks)}, "
+        f"{tiers_text(figures)}, {formats.counted(figures.uses, 'uses')}"
     )
 
 
@@ -127,9 +127,9 @@ class _Drawing:
             says = f"Prefix {title} of tenant {node.tenant or 'not known'}: {figures_text(figures)}, {branches(node)}"
         else:
             assert others is not None
-            figures, title = others.figures, f"{formats.count(others.nodes)} others"
+            figures, title = others.figures, formats.counted(others.nodes, "others")
             says = f"{title}: {figures_text(figures)}"
-        size = formats.size(figures.block_bytes) if self._by_bytes else f"{formats.count(figures.blocks)} blocks"
+        size = formats.size(figures.block_bytes) if self._by_bytes else formats.counted(figures.blocks, "blocks")
         is_labelled = width >= LABELLED
         self.boxes.append(
             Box(
@@ -156,4 +156,4 @@ def branches(node: PrefixNode) -> str:
     blocks = f"{formats.count(node.chain_blocks)} in a row"
     if not node.children:
         return f"{blocks}, then no more"
-    return f"{blocks}, then {formats.count(node.children)} {'branch' if node.children == 1 else 'branches'}"
+    return f"{blocks}, then {formats.counted(node.children, 'branches')}"

@@ -54,7 +54,7 @@ def test_a_volume_shows_everything_and_is_paused_drained_and_scrubbed(
     pressed(page, "Pause", "No move is planned or begun on nvme-a until you resume.")
     expect(page.locator("#answer")).to_contain_text("Pause: done.")
     assert actions.asked[-1] == ("pause", "operator", "nvme-a")
-    pressed(page, "Drain", "All 835 blocks leave nvme-a")
+    pressed(page, "Drain", "All that nvme-a holds, 835 blocks, leaves it")
     expect(page.locator("#drain")).to_contain_text("Held up: the budget of 20 moves/s is spent.")
     pressed(page, "Stop draining", "Blocks stay on nvme-a")
     expect(page.locator("#drain .notice")).to_have_count(0)

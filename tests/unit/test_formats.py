@@ -75,9 +75,9 @@ def test_seconds(value: float | None, text: str) -> None:
 
 
 def test_times_are_utc_and_zero_is_no_time() -> None:
-    assert formats.clock(1_764_440_651_250_000) == "18:24:11"
+    assert formats.moment(1_764_440_651_250_000) == "2025-11-29 18:24:11"
     assert formats.timestamp(1_764_440_651_250_000) == "2025-11-29T18:24:11.250Z"
-    assert formats.clock(0) == "–"
+    assert formats.moment(0) == "–"
     assert formats.timestamp(0) == ""
 
 

@@ -39,7 +39,7 @@ def test_boxes_stand_below_their_parents_as_wide_as_their_bytes() -> None:
     assert (drawn.rows, drawn.by_bytes, drawn.narrow) == (2, True, 0)
     assert drawn.boxes[0].bands == [Band("g3", 0.0, 500 / 600), Band("g4", 500 / 600, 100 / 600)]
     assert drawn.boxes[3].node is None
-    assert drawn.boxes[3].says == "7 others: 1 blocks, 50 B, G4 100 %, 0 uses"
+    assert drawn.boxes[3].says == "7 others: 1 block, 50 B, G4 100 %, 0 uses"
     assert drawn.boxes[0].says == (
         "Prefix 0000…0001 of tenant acme: 4 blocks, 600 B, G3 83.3 %, G4 16.7 %, 0 uses, 2 in a row, then 2 branches"
     )
