@@ -328,6 +328,6 @@ def _recorded(tensor: torch.Tensor) -> Callable[[], None]:
     """Waits for all that was queued on the tensor's device until now; at once where that is the CPU."""
     if tensor.device.type != "cuda":
         return lambda: None
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(tensor.device))
     return event.synchronize

@@ -36,7 +36,7 @@ from kvbm_core.connectors.engine_blocks import EngineBlocks, hash_of_digest
 from kvbm_core.connectors.host_cache import HostCache
 from kvbm_core.connectors.schedule import Schedule, Scheduled
 from kvbm_core.connectors.step_plan import StepPlan
-from kvbm_core.connectors.vllm_settings import ConnectorSettings, read_settings
+from kvbm_core.connectors.vllm_settings import VllmSettings, read_settings
 from kvbm_core.connectors.vllm_support import RIVALS, VllmFacts, require_support, rival_sentence
 from kvbm_core.core_desk import CoreDesk
 from kvbm_core.errors import BlockStateError, ConfigError, EngineSupportError
@@ -76,7 +76,7 @@ class Counts(KVConnectorStats):  # type: ignore[misc]
     """Blocks since the last time, by `HostCache.counts`' names."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, int] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, blocks in other.data.items():
@@ -204,7 +204,7 @@ class _Worker:
     def __init__(
         self,
         vllm_config: VllmConfig,
-        settings: ConnectorSettings,
+        settings: VllmSettings,
         engine_id: str,
         kv_caches: dict[str, torch.Tensor],
     ) -> None:
@@ -247,7 +247,7 @@ class _Worker:
 class _Leader:
     """One engine's scheduler: its requests' hashes as our chains, its steps as plans."""
 
-    def __init__(self, cache: HostCache, vllm_config: VllmConfig, settings: ConnectorSettings) -> None:
+    def __init__(self, cache: HostCache, vllm_config: VllmConfig, settings: VllmSettings) -> None:
         self.schedule = Schedule(cache)
         self._block_tokens: int = vllm_config.cache_config.block_size
         config = cache.manager.config
@@ -304,7 +304,7 @@ class _Leader:
         self.schedule.chain(request.request_id, len(hashes), after)
 
 
-def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: ConnectorSettings) -> VllmFacts:
+def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: VllmSettings) -> VllmFacts:
     cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     return VllmFacts(
         version=vllm.__version__,
@@ -321,7 +321,7 @@ def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Co
 
 
 def _open_cache(
-    vllm_config: VllmConfig, settings: ConnectorSettings, engine_id: str, layers: Sequence[torch.Tensor], form: str
+    vllm_config: VllmConfig, settings: VllmSettings, engine_id: str, layers: Sequence[torch.Tensor], form: str
 ) -> HostCache:
     """Host memory for blocks like those of `layers`, and the volumes. Raises what the settings cannot be served by."""
     _, heads, tokens, head_dim = layers[0].shape
@@ -361,7 +361,7 @@ def _open_cache(
         return cache.owning(opened.pop_all())
 
 
-def _core_config(settings: ConnectorSettings, engine: dict[str, Any]) -> KvbmConfig:
+def _core_config(settings: VllmSettings, engine: dict[str, Any]) -> KvbmConfig:
     """What the engine says of its blocks, and what the settings add. Raises `ConfigError`."""
     twice = sorted(set(settings.core) & set(engine))
     if twice:

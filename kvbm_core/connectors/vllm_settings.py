@@ -11,7 +11,7 @@ from kvbm_core.config import TierVolumes
 from kvbm_core.errors import ConfigError
 
 
-class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A key that is not here is an error. Raises `ConfigError`."""
 
     host_bytes: int
@@ -43,9 +43,9 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ConfigError(f"{lacks} is not set: volumes need both, agent_url and a tier's volumes")
 
 
-def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
+def read_settings(extra: Mapping[str, Any]) -> VllmSettings:
     """Raises `ConfigError` that names the key."""
     try:
-        return msgspec.convert(dict(extra), ConnectorSettings)
+        return msgspec.convert(dict(extra), VllmSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"kv_connector_extra_config cannot be used: {error}") from error

