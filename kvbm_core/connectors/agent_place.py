@@ -1,0 +1,35 @@
+"""Where an engine's connector finds its storage agent, as the engine's own configuration hands it over. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvbm_core.errors import ConfigError
+
+
+class AgentPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`agent`: its command URL; `volume`: which of its volumes takes what is put. Times in seconds."""
+
+    agent: str
+    volume: str
+    tenant: str = "default"
+    model: str = ""
+    """Empty: as the engine calls it."""
+    revision: str = ""
+    hash_root: str = ""
+    """Sets blocks apart that the rest does not: engines share blocks only where theirs is equal."""
+    timeout_s: float = 30.0
+
+
+def read_place(found: object, where: str) -> AgentPlace:
+    """`where`: what the caller calls the place. Raises `ConfigError` that names the key and the place."""
+    try:
+        place = msgspec.convert(found, AgentPlace)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{where}: {error}; it takes agent (the agent's command URL) and volume, and may have "
+            f"{', '.join(AgentPlace.__struct_fields__[2:])}"
+        ) from error
+    if not place.agent or not place.volume:
+        raise ConfigError(f"{where}: agent is {place.agent!r}, volume {place.volume!r}; name both")
+    return place

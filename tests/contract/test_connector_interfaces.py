@@ -1,0 +1,53 @@
+"""Our connectors have every method of the engines' released interfaces, with its parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbm_core.connectors.sglang_pages import PagesOnVolumes, StorageFacts
+from tests.engine_interfaces import Method, installed, of_class, read_sources, recorded
+
+V2_OF_HYBRID_MODELS = {"batch_exists_v2", "batch_get_v2", "batch_set_v2"}
+"""SGLang calls them for pools beside the KV cache, which we refuse when they are registered."""
+LEFT_OUT = {"HiCacheStorage": V2_OF_HYBRID_MODELS}
+OURS = [("sglang", "HiCacheStorage", PagesOnVolumes)]
+
+
+@pytest.mark.parametrize(("package", "name", "ours"), OURS)
+def test_every_method_of_the_released_interface_is_there_with_its_parameters(
+    package: str, name: str, ours: type
+) -> None:
+    theirs = recorded()[package].classes[name].methods
+    wanted = {method: signature for method, signature in theirs.items() if method not in LEFT_OUT.get(name, set())}
+    found = of_class(ours)
+    assert {method: found[method].parameters for method in wanted if method != "__init__"} == {
+        method: signature.parameters for method, signature in wanted.items() if method != "__init__"
+    }
+
+
+def test_what_hicache_is_configured_by_has_the_fields_that_are_used() -> None:
+    fields = recorded()["sglang"].classes["HiCacheStorageConfig"].fields
+    assert set(StorageFacts.__annotations__) <= set(fields)
+
+
+@pytest.mark.parametrize("package", sorted(recorded()))
+def test_an_installed_package_has_the_interface_that_was_recorded(package: str) -> None:
+    found = installed(package)
+    if found is None:
+        pytest.skip(f"{package} is not installed here: the recorded table stands for it")
+    assert found == recorded()[package].classes
+
+
+def test_a_parameter_that_changed_is_seen(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("released")
+    source = folder / "sglang/srt/mem_cache/hicache_storage.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(
+        "class HiCacheStorage(ABC):\n"
+        "    @abstractmethod\n"
+        "    def get(self, key: str, *, target=None, **more): ...\n"
+        "    def _own(self): ...\n"
+    )
+    read = read_sources("sglang", folder)["HiCacheStorage"].methods
+    assert read == {"get": Method([("key", False), ("*", True), ("target", True), ("**more", True)], True)}
+    assert read["get"].parameters != of_class(PagesOnVolumes)["get"].parameters
