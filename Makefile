@@ -6,6 +6,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 ARGS ?=
 
+# Bytecode is kept, whatever the machine's habit: else each of hundreds of processes compiles all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-long soak soak-plane soak-agent fuzz lint client test-wheel clean
 .DEFAULT_GOAL := help
 
