@@ -9,7 +9,7 @@ ARGS ?=
 # Bytecode is kept, whatever the machine's habit: else each of hundreds of processes compiles all sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long soak soak-plane soak-agent fuzz lint client test-wheel clean
+.PHONY: help demo test test-long soak soak-plane soak-agent fuzz lint client test-wheel vllm-env test-vllm clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -50,6 +50,13 @@ client: .venv/.test ## Generate the typed client of the REST API and build its w
 
 test-wheel: .venv/.test ## Build the wheel, install it in a fresh environment and run the demo from it.
 	.ci/test-wheel $(BIN)/python
+
+vllm-env: ## Make .venv-vllm, with vLLM's CPU build and this project; 4 GB and some minutes.
+	"$(PYTHON)" tests/vllm/make_env.py .venv-vllm
+
+test-vllm: ## Run the tests with a real vLLM, in the environment that vllm-env made; takes ten minutes.
+	@test -x .venv-vllm/bin/python || { echo "There is no .venv-vllm: run make vllm-env first."; exit 1; }
+	.venv-vllm/bin/python -m pytest tests/vllm $(ARGS)
 
 clean: ## Remove .venv and everything built.
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

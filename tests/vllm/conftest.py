@@ -1,4 +1,4 @@
-"""Tests with a real vLLM: `make test-vllm` runs them in the environment that `make vllm-env` makes, and nothing else."""
+"""Tests with a real vLLM, for `make test-vllm` in the environment of `make vllm-env`; elsewhere none is collected."""
 
 from importlib.util import find_spec
 

@@ -133,6 +133,11 @@ class Commands:
         self._host_cache().settle()
         return True
 
+    def keys(self) -> list[list[int]]:
+        """Keys of all blocks that the host has, or that were last seen on a volume."""
+        manager = self._host_cache().manager
+        return [list(key) for digit in range(16) for key in manager.find_keys(f"{digit:x}")]
+
     def corrupt_host(self, block: int) -> bool:
         """Flip a byte of a block in host memory."""
         payload = self._host_cache().manager.device.payload(block)

@@ -64,6 +64,38 @@ class Engine:
         raise AssertionError(f"the engine ended:\n{self._log.read_text()[-6_000:]}")
 
 
+def agent_config(folder: Path) -> str:
+    """An agent with volumes of three kinds, each with room for all."""
+    volumes = [("fast", "slab", "fast.slab", 3), ("shared", "directory", "shared", 4), ("ram", "memory", "", 4)]
+    lines = [
+        'name = "agent-1"',
+        f'command_url = "ipc://{folder}/agent"',
+        f'event_url = "zmq+ipc://{folder}/events"',
+        'allowed_roots = ["."]',
+    ]
+    for rank, (name, kind, path, tier) in enumerate(volumes):
+        lines += ["[[volumes]]", f'id = "{name}"', f'kind = "{kind}"', f"tier = {tier}", f"speed_rank = {rank}"]
+        lines += [f'path = "{path}"'] if path else []
+        lines += ["capacity_blocks = 4096", f"block_bytes_max = {BLOCK_BYTES}"]
+    return "\n".join(lines)
+
+
+@contextmanager
+def agent(folder: Path) -> Iterator[str]:
+    """A storage agent as a process; its command URL."""
+    config = folder / "agent.toml"
+    config.write_text(agent_config(folder))
+    command = [sys.executable, "-m", "advisor.cli", "agent", "--config", str(config)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            yield f"ipc://{folder}/agent"
+        finally:
+            process.terminate()
+            process.wait()
+
+
 @contextmanager
 def engine(config: dict[str, Any], log: Path) -> Iterator[Engine]:
     opened = Engine(config, log)

@@ -1,0 +1,164 @@
+"""Greedy tokens are what they are without a connector, wherever a block comes from and whatever becomes of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from storage_agent.block_header import PAGE_BYTES
+from storage_agent.client import AgentClient
+from storage_agent.port import BlockKey
+from tests.vllm.engines import BLOCK_BYTES, Engine, agent, connected, engine, prompts_of
+
+PROMPTS = prompts_of(seed=7, count=200)
+GPU_BLOCKS = 40
+"""Far fewer than the prompts have, so that blocks are evicted all the time."""
+HOST_BYTES = 4_096 * BLOCK_BYTES
+pytestmark = pytest.mark.timeout(1_500)
+
+
+class Bench:
+    """Engines, an agent, and what each prompt gives without a connector."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+        self.agent_url = stack.enter_context(agent(folder))
+        with engine({"blocks": GPU_BLOCKS, "engine": {"enable_prefix_caching": False}}, folder / "bare.log") as bare:
+            self.expected, cached = bare.generate(PROMPTS)
+        assert not any(cached)
+
+    def engine(self, name: str, **extra: object) -> Engine:
+        disk = {"volumes": ["fast"], "retention_s": 60.0}
+        settings = {"host_bytes": HOST_BYTES, "model": "tiny", "producer": name, "agent_url": self.agent_url} | extra
+        transfer = connected(disk=disk, **settings)
+        return self._stack.enter_context(
+            engine({"blocks": GPU_BLOCKS, "transfer": transfer}, self.folder / f"{name}.log")
+        )
+
+    def right(self, served: Engine) -> list[int]:
+        """All prompts give what they should; how many tokens of each were had without computing them."""
+        tokens, cached = served.generate(PROMPTS)
+        assert [n for n, found in enumerate(tokens) if found != self.expected[n]] == []
+        return cached
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with ExitStack() as stack:
+        yield Bench(tmp_path_factory.mktemp("vllm"), stack)
+
+
+@pytest.fixture(scope="module")
+def first(bench: Bench) -> Engine:
+    """An engine that has served all prompts: its blocks are in the host, and on the volume."""
+    served = bench.engine("first")
+    bench.right(served)
+    served.ask("settle")
+    return served
+
+
+def in_blocks(tokens: int) -> int:
+    return (tokens - 1) // 32 * 32
+
+
+def test_prompts_depend_on_what_is_in_their_blocks(bench: Bench) -> None:
+    assert len({tuple(tokens) for tokens in bench.expected}) > len(PROMPTS) * 0.9
+
+
+def test_blocks_come_from_the_host(bench: Bench, first: Engine) -> None:
+    first.ask("reset")
+    before = first.ask("cache")
+
+    cached = bench.right(first)
+
+    assert cached == [in_blocks(len(prompt)) for prompt in PROMPTS]
+    after = first.ask("cache")
+    assert after["loaded_blocks"] > before.get("loaded_blocks", 0)
+    assert after.get("from_volumes_blocks", 0) == before.get("from_volumes_blocks", 0)
+
+
+def test_blocks_come_from_a_volume(bench: Bench, first: Engine) -> None:
+    assert first.ask("reset", connector=True)
+
+    cached = bench.right(first)
+
+    assert cached == [in_blocks(len(prompt)) for prompt in PROMPTS]
+    assert first.ask("cache")["from_volumes_blocks"] > 0
+
+
+def test_a_block_that_changed_in_the_host_is_computed_again_and_counted(bench: Bench, first: Engine) -> None:
+    first.ask("reset")
+    for block in range(0, 200, 5):
+        first.ask("corrupt_host", block=block)
+
+    bench.right(first)
+
+    assert first.ask("cache")["wrong_blocks"] > 0
+
+
+@pytest.mark.parametrize("volume", ["shared", "ram"])
+def test_blocks_come_from_other_kinds_of_volumes_and_while_they_are_moved_there(
+    bench: Bench, first: Engine, volume: str
+) -> None:
+    first.ask("settle")
+    keys = [BlockKey(*key) for key in first.ask("keys")]
+    first.ask("reset", connector=True)
+    done = threading.Event()
+
+    def move() -> None:
+        with AgentClient(bench.agent_url, 60.0) as moving:
+            for start in range(0, len(keys), 16):
+                moving.move(f"{volume}-{start}", keys[start : start + 16], "fast", volume, keep=False)
+        done.set()
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    bench.right(first)
+    mover.join()
+    assert done.is_set()
+    first.ask("reset", connector=True)
+
+    cached = bench.right(first)
+
+    assert sum(cached) > 0.95 * sum(in_blocks(len(prompt)) for prompt in PROMPTS)
+    with AgentClient(bench.agent_url, 60.0) as asking:
+        stat = {each.descriptor.id: each for each in asking.stat().volumes}
+        assert (stat["fast"].blocks, stat[volume].blocks) == (0, len(keys))
+        asking.move(f"{volume}-back", keys, volume, "fast", keep=False)
+
+
+def test_another_engine_finds_them_and_so_does_one_after_a_kill(bench: Bench, first: Engine) -> None:
+    second = bench.engine("second")
+
+    cached = bench.right(second)
+
+    assert sum(cached) > 0.95 * sum(in_blocks(len(prompt)) for prompt in PROMPTS)
+    assert second.ask("cache")["from_volumes_blocks"] > 0
+    damage(bench.folder / "fast.slab")
+    assert second.ask("reset", connector=True)
+
+    bench.right(second)
+
+    assert second.ask("cache")["volume_corrupt_blocks"] > 0
+    second.kill()
+    first.kill()
+    third = bench.engine("third")
+    assert sum(bench.right(third)) > 0
+    assert third.stop() == 0
+
+
+def damage(slab: Path) -> None:
+    """Flip a byte in every tenth of the slots' payloads, as a medium does that rots."""
+    slot_bytes = PAGE_BYTES + BLOCK_BYTES
+    size = slab.stat().st_size
+    with slab.open("r+b") as medium:
+        for place in range(4 * PAGE_BYTES, size - slot_bytes, 10 * slot_bytes):
+            medium.seek(place + PAGE_BYTES + 100)
+            byte = medium.read(1)
+            medium.seek(-1, 1)
+            medium.write(bytes([byte[0] ^ 0xFF]))
