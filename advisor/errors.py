@@ -35,6 +35,15 @@ class ActionRefused(AdvisorError):
     """What a person asked for cannot be done, and why."""
 
 
+class FieldRefused(ActionRefused):
+    """One field of what was asked for cannot be, whatever else is there. `field`: its dotted path; `value`: as it is
+    shown, empty where it may be a secret."""
+
+    def __init__(self, reason: str, field: str, value: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.field, self.value, self.remedy = field, value, remedy
+
+
 class Outdated(ActionRefused):
     """It was asked of something that was changed meanwhile."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from advisor.compaction_view import volume_layout
 from advisor.entries import OperatorEntry
@@ -21,10 +23,10 @@ from advisor.volume_picture import (
     volume_view,
     written_view,
 )
-from advisor.volume_views import HealthView, HeatView, ScrubView, UnregisteredView, VolumeDetail
+from advisor.volume_views import HealthView, HeatView, ScrubView, UnregisteredView, VolumeDetail, descriptor_refused
 from advisor.wording import bytes_text
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.errors import StorageAgentError
+from storage_agent.errors import DescriptorError, FieldFault, StorageAgentError
 from storage_agent.port import AgentPort, VolumeStat
 
 SAMPLE_KEPT_S = 10.0
@@ -67,6 +69,7 @@ class ServiceVolumes:
     def register(self, actor: str, agent: str, descriptor: VolumeDescriptor) -> VolumeDetail:
         """See `AdvisorVolumes.register`."""
         service = self._service
+        _require_elsewhere(descriptor, service.settings.directory)
         with service.lock.shared():
             known = service.fold.volumes.get(descriptor.id)
         if known is not None and known.agent != agent:
@@ -209,12 +212,24 @@ class ServiceVolumes:
         with self._service.agent(agent) as port:
             try:
                 yield port
+            except DescriptorError as fault:
+                raise descriptor_refused(f"agent {agent}: {fault}", fault.fault) from fault
             except StorageAgentError as fault:
                 raise ActionRefused(f"agent {agent}: {fault}") from fault
 
     def _look(self, agent: str, *, let_go: str = "") -> None:
         if not self._service.look(agent, let_go=let_go):
             raise ActionRefused(f"agent {agent} did it, and does not answer now: ask for the volume again in a moment")
+
+
+def _require_elsewhere(descriptor: VolumeDescriptor, directory: Path) -> None:
+    """Agents do not know our directory. Raises `FieldRefused` for a path in it or above it, also where the agent is on
+    another host: which that is cannot be told."""
+    own, path = directory.resolve(), Path(os.path.realpath(descriptor.path))
+    if descriptor.path and (own.is_relative_to(path) or path.is_relative_to(own)):
+        said = f"volume {descriptor.id!r}: path {descriptor.path!r} is in, or above, the advisor's own directory {own}"
+        remedy = "give a path beside it"
+        raise descriptor_refused(f"{said}; {remedy}", FieldFault("path", repr(descriptor.path), remedy))
 
 
 def _find(volumes: list[VolumeStat], volume: str) -> VolumeStat | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from advisor.errors import FieldRefused
 from advisor.views import View, VolumeLayoutView, VolumeView
 from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.errors import FieldFault
 
 
 class DrainView(View):
@@ -122,12 +124,20 @@ class UnregisteredView(View):
     block_bytes: int
 
 
+def descriptor_refused(reason: str, fault: FieldFault) -> FieldRefused:
+    """Of the field `descriptor` of an order."""
+    field = ".".join(part for part in ("descriptor", fault.field) if part)
+    return FieldRefused(reason, field, fault.value, fault.remedy)
+
+
 class AdvisorVolumes(Protocol):
     """Raises `advisor.errors.NothingSuch` and `ActionRefused`. An order returns when it is logged and carried out, a
     scrub when it is begun."""
 
     def get(self, volume: str) -> VolumeDetail: ...
-    def register(self, actor: str, agent: str, descriptor: VolumeDescriptor) -> VolumeDetail: ...
+    def register(self, actor: str, agent: str, descriptor: VolumeDescriptor) -> VolumeDetail:
+        """Raises `FieldRefused` for a descriptor that cannot be."""
+
     def unregister(self, actor: str, volume: str, *, force: bool = False) -> UnregisteredView:
         """Refused while it holds blocks, unless `force`."""
 

@@ -20,7 +20,7 @@ from storage_agent.config import AgentSettings, load_settings
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.errors import ServiceError, VolumeError
 from storage_agent.kinds import prepare
-from storage_agent.registered_volumes import KeptVolumes
+from storage_agent.registered_volumes import KeptVolumes, require_askable
 from storage_agent.service import AgentService
 
 PUBLISH_INTERVAL_S = 0.25
@@ -113,7 +113,10 @@ def serve(settings: AgentSettings, closing: ExitStack) -> AgentService:
             _log.warning("volume cannot be used yet", **facts, reason=volume.degraded)
         else:
             _log.info("volume serves", **facts, blocks=volume.blocks, slots_free=volume.slots_free)
-    return closing.enter_context(AgentService(storage, settings.command_url, settings.credentials, kept))
+    service = AgentService(
+        storage, settings.command_url, settings.credentials, kept, may_harm=settings.allow_faulty
+    )
+    return closing.enter_context(service)
 
 
 def _usable(registered: Sequence[VolumeDescriptor], settings: AgentSettings) -> list[VolumeDescriptor]:
@@ -121,6 +124,7 @@ def _usable(registered: Sequence[VolumeDescriptor], settings: AgentSettings) -> 
     usable = []
     for descriptor in registered:
         try:
+            require_askable(descriptor, may_harm=settings.allow_faulty)
             prepare(descriptor, settings.allowed_roots, settings.endpoints)
         except VolumeError as error:
             _log.warning("registered volume is not allowed any more", volume=descriptor.id, reason=str(error))

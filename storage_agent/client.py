@@ -39,7 +39,7 @@ from storage_agent.command_wire import (
 from storage_agent.command_zmq import ZmqCommandCaller
 from storage_agent.data_wire import DataReply, DataRequest, DoneReply
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.errors import AgentUnreachable, CommandRefused, StaleTerm
+from storage_agent.errors import AgentUnreachable, CommandRefused, DescriptorError, StaleTerm
 from storage_agent.port import AgentStat, BlockKey, CommandOutcome, CompactReport, ScrubReport, VolumeStat
 
 ReplyT = TypeVar("ReplyT", bound=DataReply)
@@ -109,7 +109,8 @@ class AgentClient:
             raise self._unexpected(reply)
 
     def register_volume(self, descriptor: VolumeDescriptor, *, term: int = 0) -> VolumeStat:
-        """See `AgentPort.register_volume`. What the agent has against it is a `CommandRefused` here."""
+        """See `AgentPort.register_volume`. What the agent has against it is a `CommandRefused` here, or a
+        `DescriptorError`."""
         return self._ask_volume(RegisterRequest(descriptor, term))
 
     def unregister_volume(self, volume: str, *, drain_s: float = 0.0, term: int = 0) -> None:
@@ -180,6 +181,8 @@ class AgentClient:
             answer = self._caller.ask(payload, self._timeout_s)
         reply = decode_reply(answer)
         if isinstance(reply, RefusedReply):
+            if reply.fault is not None:
+                raise DescriptorError(reply.reason, reply.fault)
             raise (StaleTerm if reply.is_stale else CommandRefused)(reply.reason)
         return reply
 

@@ -34,7 +34,7 @@ from storage_agent.command_wire import (
     outcome_to_wire,
 )
 from storage_agent.data_wire import BorrowRequest, DoneReply, OfferRequest
-from storage_agent.errors import CommandRefused, StaleTerm, StorageAgentError
+from storage_agent.errors import CommandRefused, DescriptorError, StaleTerm, StorageAgentError
 from storage_agent.port import AgentPort
 
 if TYPE_CHECKING:  # callers import this file too, and need no agent
@@ -134,7 +134,8 @@ class CommandDesk:
         except EventPlaneError as error:  # bytes may have moved: asked again, the answer says what became of them
             return RefusedReply(f"the agent cannot publish what it did: {error}")
         except StorageAgentError as error:
-            return RefusedReply(str(error), is_stale=isinstance(error, StaleTerm))
+            fault = error.fault if isinstance(error, DescriptorError) else None
+            return RefusedReply(str(error), isinstance(error, StaleTerm), fault)
 
 
 class _Row:

@@ -10,7 +10,7 @@ import msgspec
 from storage_agent.block_wire import KeyWire, OutcomeWire, outcome_of_block_from_wire, outcome_of_block_to_wire
 from storage_agent.data_wire import DataReply, DataRequest
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.errors import UNREADABLE, CommandRefused
+from storage_agent.errors import UNREADABLE, CommandRefused, FieldFault
 from storage_agent.port import AgentStat, CommandOutcome, CompactReport, ScrubReport, VolumeStat
 
 REQUEST_BYTES_MAX = 4 * 1024 * 1024
@@ -115,10 +115,11 @@ class CompactReply(msgspec.Struct, frozen=True, tag="compacted"):
 
 
 class RefusedReply(msgspec.Struct, frozen=True, tag="refused"):
-    """`is_stale`: the command's term is over."""
+    """`is_stale`: the command's term is over. `fault`: of a descriptor."""
 
     reason: str
     is_stale: bool = False
+    fault: FieldFault | None = None
 
 
 Command = CopyRequest | DeleteRequest | MoveRequest | ScrubRequest | CompactRequest

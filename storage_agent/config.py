@@ -47,6 +47,7 @@ class _AgentTable(_CredentialKeys, frozen=True, kw_only=True, forbid_unknown_fie
     event_url: str
     allowed_roots: list[str]
     state_folder: str = ""
+    allow_faulty: bool = False
     volumes: list[_VolumeTable] = []
     endpoints: dict[str, Endpoint] = {}
 
@@ -65,6 +66,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Folders that volumes may lie in."""
     state_folder: Path | None = None
     """Where the newest term is kept; None: in memory alone."""
+    allow_faulty: bool = False
+    """Requests may register volumes that lose blocks on purpose."""
     volumes: list[VolumeDescriptor] = []
     endpoints: dict[str, Endpoint] = {}
     """Object stores that volumes may name."""
@@ -100,6 +103,7 @@ def settings_from_tables(tables: dict[str, object], file: Path) -> AgentSettings
         credentials=table.credentials(folder),
         allowed_roots=[folder / root for root in table.allowed_roots],
         state_folder=_state_folder(table, folder),
+        allow_faulty=table.allow_faulty,
         volumes=[
             VolumeDescriptor(
                 **{**msgspec.structs.asdict(volume), "path": str(folder / volume.path) if volume.path else ""}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from storage_agent.errors import VolumeError
+from storage_agent.errors import DescriptorError, FieldFault
 
 CAPACITY_BLOCKS_MAX = 1 << 31
 BLOCK_BYTES_MAX = 256 * 1024 * 1024
@@ -27,7 +27,11 @@ OptionValue = str | int | float | bool | list[Any] | dict[str, Any]
 PathUse = Literal["required", "optional", "none"]
 """Whether volumes of a kind have a file or folder of their own."""
 
+VALUE_SHOWN_CHARACTERS = 80
+
 _ID = re.compile(r"[a-z0-9-]{1,64}")
+_AT = re.compile(r"`\$\.?([^`]*)`\Z")
+_NAMED = re.compile(r"(?:missing required|unknown) field `([^`]*)`")
 
 
 class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +69,7 @@ class VolumeDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def descriptor_of(fields: object) -> VolumeDescriptor:
-    """A descriptor that comes from outside, as JSON has it, checked but for its path. Raises `VolumeError`.
+    """A descriptor that comes from outside, as JSON has it, checked but for its path. Raises `DescriptorError`.
 
     It names the field, and not what stands in a field that there is none of: that may be a secret.
     """
@@ -73,13 +77,30 @@ def descriptor_of(fields: object) -> VolumeDescriptor:
         unknown = sorted(set(map(str, fields)) - set(VolumeDescriptor.__struct_fields__))
         if unknown:
             known = ", ".join(VolumeDescriptor.__struct_fields__)
-            raise VolumeError(f"descriptor has no field {unknown[0]!r}; give {known}")
+            raise wrong("descriptor", f"has no field {unknown[0]!r}", f"give {known}", unknown[0])
     try:
         descriptor = msgspec.convert(fields, VolumeDescriptor)
     except msgspec.ValidationError as error:
-        raise VolumeError(f"descriptor: {error}; correct it") from error
+        raise of_another_type("descriptor", error) from error
     check(descriptor)
     return descriptor
+
+
+def wrong(what: str, said: str, remedy: str, field: str = "", value: object = "") -> DescriptorError:
+    """`what` (`volume 'a'`) has a fault in `field`, whose value is shown cut."""
+    shown = repr(value) if value != "" else ""
+    cut = shown if len(shown) <= VALUE_SHOWN_CHARACTERS else f"{shown[:VALUE_SHOWN_CHARACTERS]}…"
+    return DescriptorError(f"{what} {said}; {remedy}", FieldFault(field, cut, remedy))
+
+
+def of_another_type(what: str, error: Exception, within: str = "") -> DescriptorError:
+    """msgspec's word on a value that does not fit. It names the field and the types, and never the value."""
+    named, at = _NAMED.search(str(error)), _AT.search(str(error))
+    place = re.sub(r"\[(\d+)\]", r".\1", at[1]).replace("[...]", "") if at else ""
+    parts = (within, place, named[1] if named else "")
+    expected = str(error).partition(" - at ")[0]
+    fault = FieldFault(".".join(part for part in parts if part), "", f"{expected}; correct it")
+    return DescriptorError(f"{what}: {error}; correct it", fault)
 
 
 def validate(
@@ -87,28 +108,32 @@ def validate(
 ) -> Path | None:
     """The file or folder that `descriptor` means, absolute and without symbolic links; None where it has none.
 
-    Reads the file system to resolve links; changes nothing. Raises `VolumeError` as `check` does, and for a path that
-    ends up outside every allowed root.
+    Reads the file system to resolve links; changes nothing. Raises `DescriptorError` as `check` does, and for a path
+    that ends up outside every allowed root.
     """
     check(descriptor)
     name = f"volume {descriptor.id!r}"
     if use == "none" and descriptor.path:
-        raise VolumeError(f"{name}: kind {descriptor.kind!r} takes no path; remove {descriptor.path!r}")
+        said = f"kind {descriptor.kind!r} takes no path"
+        raise wrong(f"{name}:", said, f"remove {descriptor.path!r}", "path", descriptor.path)
     if use != "required" and not descriptor.path:
         return None
     return _resolve_inside(name, descriptor.path, allowed_roots)
 
 
 def check(descriptor: VolumeDescriptor) -> None:
-    """Look at everything but the path and what only its kind knows. Raises `VolumeError` with the field, its value and
-    the remedy: a field of another type, an id, number or watermark out of range."""
+    """Look at everything but where the path leads and what only its kind knows. Raises `DescriptorError` with the
+    field, its value and the remedy: a field of another type, an id, number or watermark out of range."""
     name = f"volume {descriptor.id!r}"
     try:  # made in Python, it has whatever types its maker gave it
         msgspec.convert(msgspec.to_builtins(descriptor), VolumeDescriptor)
     except (msgspec.ValidationError, TypeError, RecursionError) as error:
-        raise VolumeError(f"{name}: {error}; correct it") from error
+        raise of_another_type(name, error) from error
     if not _ID.fullmatch(descriptor.id):
-        raise VolumeError(f"{name}: an id is 1 to 64 of a-z, 0-9 and '-'; rename the volume")
+        raise wrong(f"{name}:", "an id is 1 to 64 of a-z, 0-9 and '-'", "rename the volume", "id", descriptor.id)
+    if not descriptor.path.isprintable():
+        said = f"path {descriptor.path!r} has characters that cannot be printed"
+        raise wrong(f"{name}:", said, "leave them out", "path", descriptor.path)
     for field, value, low, high in (
         ("tier", descriptor.tier, 3, 4),
         ("capacity_blocks", descriptor.capacity_blocks, 1, CAPACITY_BLOCKS_MAX),
@@ -122,36 +147,34 @@ def check(descriptor: VolumeDescriptor) -> None:
         ("retention_s", descriptor.retention_s, 0, RETENTION_S_MAX),
     ):
         if not low <= value <= high:
-            raise VolumeError(f"{name}: {field} is {value}; set it between {low} and {high}")
-    if not 0 < descriptor.low_watermark < descriptor.high_watermark <= 1:
-        raise VolumeError(
-            f"{name}: low_watermark {descriptor.low_watermark} and high_watermark {descriptor.high_watermark} "
-            "must satisfy 0 < low < high <= 1; change one of them"
-        )
-    if len(descriptor.tenants) > TENANTS_MAX:
-        raise VolumeError(f"{name}: {len(descriptor.tenants)} tenants are given; {TENANTS_MAX} are the most")
-    if len(descriptor.options) > OPTIONS_MAX:
-        raise VolumeError(f"{name}: {len(descriptor.options)} options are given; {OPTIONS_MAX} are the most")
+            raise wrong(f"{name}:", f"{field} is {value}", f"set it between {low} and {high}", field, value)
+    low_mark, high_mark = descriptor.low_watermark, descriptor.high_watermark
+    if not 0 < low_mark < high_mark <= 1:
+        said = f"low_watermark {low_mark} and high_watermark {high_mark} must satisfy 0 < low < high <= 1"
+        raise wrong(f"{name}:", said, "change one of them", "low_watermark", low_mark)
+    for field, count, most in (
+        ("tenants", len(descriptor.tenants), TENANTS_MAX), ("options", len(descriptor.options), OPTIONS_MAX)
+    ):  # fmt: skip
+        if count > most:
+            raise wrong(f"{name}:", f"{count} {field} are given", f"{most} are the most", field)
     try:
         msgspec.msgpack.encode(descriptor)  # as messages and logs have it
     except (TypeError, OverflowError, UnicodeEncodeError, RecursionError) as error:
-        raise VolumeError(f"{name}: {error}; correct it") from error
+        raise wrong(f"{name}:", str(error), "correct it") from error
 
 
 def _resolve_inside(name: str, path: str, allowed_roots: Sequence[Path]) -> Path:
     if not allowed_roots:
-        raise VolumeError(f"{name}: no folder is allowed for volumes; name one in allowed_roots")
+        raise wrong(f"{name}:", "no folder is allowed for volumes", "name one in allowed_roots", "path", path)
     if not path:
-        raise VolumeError(f"{name}: no path is given; give one inside {', '.join(map(str, allowed_roots))}")
+        raise wrong(f"{name}:", "no path is given", f"give one inside {', '.join(map(str, allowed_roots))}", "path")
     try:
         resolved = Path(path).resolve()
         roots = [Path(root).resolve() for root in allowed_roots]
     except (OSError, ValueError, RuntimeError) as error:
-        raise VolumeError(f"{name}: path {path!r} cannot be resolved: {error}; correct it") from error
+        raise wrong(f"{name}:", f"path {path!r} cannot be resolved: {error}", "correct it", "path", path) from error
     if not any(root in resolved.parents for root in roots):
         allowed = ", ".join(str(root) for root in roots)
-        raise VolumeError(
-            f"{name}: path {path!r} (in full {str(resolved)!r}) lies outside the allowed roots {allowed}; "
-            "move it inside one or add its folder to allowed_roots"
-        )
+        said = f"path {path!r} (in full {str(resolved)!r}) lies outside the allowed roots {allowed}"
+        raise wrong(f"{name}:", said, "move it inside one or add its folder to allowed_roots", "path", path)
     return resolved

@@ -18,6 +18,24 @@ class VolumeError(StorageAgentError):
     """A volume that cannot be registered, opened or closed as asked."""
 
 
+class FieldFault(msgspec.Struct, frozen=True):
+    """What is wrong with one field of a descriptor, and what to do."""
+
+    field: str
+    """A dotted path in it: `options.inner`; empty: the whole."""
+    value: str
+    """As Python shows it, cut; empty where it was left out, or may be a secret."""
+    remedy: str
+
+
+class DescriptorError(VolumeError):
+    """A descriptor that no agent of these settings can take, whatever else is there."""
+
+    def __init__(self, reason: str, fault: FieldFault) -> None:
+        super().__init__(reason)
+        self.fault = fault
+
+
 class NotTheOwner(VolumeError):
     """Asked of a client of the agent: what only the agent that owns the volume does."""
 

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import structs
 
 from storage_agent.block_header import BlockHeader
+from storage_agent.descriptor import wrong
 from storage_agent.errors import TransferError, VolumeError
 from storage_agent.fragmentation import Footprint, Stretch
 from storage_agent.inspection import Inspection
@@ -271,7 +272,8 @@ def _cannot_be_faulty(opening: Opening) -> VolumeError:
     options = opening.options
     assert isinstance(options, FaultyOptions)
     volume = opening.descriptor.id
-    return VolumeError(f"volume {volume!r}: kind {options.inner!r} cannot be made faulty; use one that has a store")
+    said = f"kind {options.inner!r} cannot be made faulty"
+    return wrong(f"volume {volume!r}:", said, "use one that has a store", "options.inner", options.inner)
 
 
-KIND = VolumeKind(options=FaultyOptions, open=_open, inspect=_inspect, path="optional")
+KIND = VolumeKind(options=FaultyOptions, open=_open, inspect=_inspect, path="optional", is_harmful=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from storage_agent.descriptor import PathUse, VolumeDescriptor, validate
+from storage_agent.descriptor import PathUse, VolumeDescriptor, of_another_type, validate, wrong
 from storage_agent.endpoints import Endpoint
 from storage_agent.errors import VolumeError
 from storage_agent.inspection import Inspection
@@ -89,6 +89,8 @@ class VolumeKind:
     path: PathUse = "required"
     is_view: bool = False
     """Another agent owns these volumes and tells of what is on them."""
+    is_harmful: bool = False
+    """It loses or changes blocks on purpose: nobody but the agent's settings may ask for it, unless they say so."""
 
 
 def slot_kind(
@@ -117,7 +119,7 @@ def kind_named(name: str, volume: str) -> VolumeKind:
         _installed_kinds.cache_clear()
         found = _installed_kinds(tuple(sys.path))
     if name not in found:
-        raise VolumeError(f"volume {volume!r}: kind {name!r} is not known; use one of {sorted(found)}")
+        raise wrong(f"volume {volume!r}:", f"kind {name!r} is not known", f"use one of {sorted(found)}", "kind", name)
     try:
         kind = found[name].load()
     except (ImportError, AttributeError) as error:
@@ -153,9 +155,8 @@ def checked_options(kind: VolumeKind, descriptor: VolumeDescriptor) -> msgspec.S
     try:
         return msgspec.convert(descriptor.options, kind.options)
     except msgspec.ValidationError as error:
-        raise VolumeError(
-            f"volume {descriptor.id!r}: options of kind {descriptor.kind!r}: {error}; correct or remove it"
-        ) from error
+        what = f"volume {descriptor.id!r}: options of kind {descriptor.kind!r}"
+        raise of_another_type(what, error, "options") from error
 
 
 def inspect_volume(

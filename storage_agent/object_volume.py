@@ -12,6 +12,7 @@ import msgspec
 
 from event_plane.errors import TransportError
 from storage_agent.block_header import BlockHeader
+from storage_agent.descriptor import wrong
 from storage_agent.errors import BlockFormatError, TransferError, VolumeError
 from storage_agent.inspection import SlotFinding, SlotReport
 from storage_agent.kinds import Opening, VolumeKind, slot_kind
@@ -156,17 +157,16 @@ def _place(opening: Opening) -> tuple[Bucket, str]:
     endpoint = opening.endpoints.get(options.endpoint)
     if endpoint is None:
         known = sorted(opening.endpoints) or "none"
-        raise VolumeError(
-            f"volume {volume!r}: endpoint {options.endpoint!r} is not configured, {known} are; add "
-            f"[endpoints.{options.endpoint}] to the agent's settings"
-        )
+        said = f"endpoint {options.endpoint!r} is not configured, {known} are"
+        remedy = f"add [endpoints.{options.endpoint}] to the agent's settings"
+        raise wrong(f"volume {volume!r}:", said, remedy, "options.endpoint", options.endpoint)
     prefix = options.prefix or volume
     if not _BUCKET.fullmatch(options.bucket):
-        raise VolumeError(f"volume {volume!r}: {options.bucket!r} is no name of a bucket; correct option bucket")
+        said = f"{options.bucket!r} is no name of a bucket"
+        raise wrong(f"volume {volume!r}:", said, "correct option bucket", "options.bucket", options.bucket)
     if not _PREFIX.fullmatch(prefix) or ".." in prefix:
-        raise VolumeError(
-            f"volume {volume!r}: prefix {prefix!r} is not letters, digits and '_=.-' between single slashes; correct it"
-        )
+        said = f"prefix {prefix!r} is not letters, digits and '_=.-' between single slashes"
+        raise wrong(f"volume {volume!r}:", said, "correct it", "options.prefix", prefix)
     return Bucket(volume, endpoint, options.bucket), prefix
 
 

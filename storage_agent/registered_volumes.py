@@ -11,9 +11,10 @@ import structlog
 
 from event_plane.schema import producer_id
 from storage_agent.agent import StorageAgent
-from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.descriptor import VolumeDescriptor, wrong
 from storage_agent.errors import UNREADABLE, VolumeError
 from storage_agent.files import replace_file
+from storage_agent.kinds import kind_named
 from storage_agent.port import VolumeStat
 
 OWN_FILES = ".kvadvisor-"
@@ -111,24 +112,36 @@ class KeptVolumes:
             ) from error
 
 
+def require_askable(descriptor: VolumeDescriptor, *, may_harm: bool) -> None:
+    """Raises `DescriptorError` for what a request may not name: a path that is not absolute or is one of the agent's
+    own files, and, unless it `may_harm`, a kind that loses blocks on purpose."""
+    path, name = Path(descriptor.path), f"volume {descriptor.id!r}:"
+    if descriptor.path and not path.is_absolute():
+        raise wrong(name, f"path {descriptor.path!r} is relative", "give it from / on", "path", descriptor.path)
+    if path.name.startswith(OWN_FILES):
+        raise wrong(name, f"{path.name!r} is a name of the agent's own", "choose another", "path", descriptor.path)
+    if kind_named(descriptor.kind, descriptor.id).is_harmful and not may_harm:
+        said = f"kind {descriptor.kind!r} loses blocks on purpose, and this agent takes none from others"
+        remedy = "name another kind, or set allow_faulty = true in the agent's settings"
+        raise wrong(name, said, remedy, "kind", descriptor.kind)
+
+
 class VolumeOrders:
     """What others ask of an agent's volumes. Thread-safe: one order at a time."""
 
-    def __init__(self, agent: StorageAgent, kept: KeptVolumes) -> None:
+    def __init__(self, agent: StorageAgent, kept: KeptVolumes, *, may_harm: bool = False) -> None:
+        """`may_harm`: kinds that lose blocks on purpose may be asked for too."""
         self._agent = agent
         self._kept = kept
+        self._may_harm = may_harm
         self._lock = threading.Lock()
 
     def register(self, descriptor: VolumeDescriptor, *, term: int) -> VolumeStat:
         """As `StorageAgent.register_volume`; one that is registered as it is described stays so.
 
-        Raises `VolumeError` also for a path that is not absolute, or is one of the agent's own files.
+        Raises `VolumeError` also as `require_askable`.
         """
-        path = Path(descriptor.path)
-        if descriptor.path and not path.is_absolute():
-            raise VolumeError(f"volume {descriptor.id!r}: path {descriptor.path!r} is relative; give it from / on")
-        if path.name.startswith(OWN_FILES):
-            raise VolumeError(f"volume {descriptor.id!r}: {path.name!r} is a name of the agent's own; choose another")
+        require_askable(descriptor, may_harm=self._may_harm)
         with self._lock:
             same = _find(self._agent.stat().volumes, descriptor)
             stat = self._agent.register_volume(descriptor, term=term) if same is None else same

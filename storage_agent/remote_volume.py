@@ -40,7 +40,7 @@ from storage_agent.data_wire import (
     PlaceWire,
     ReturnRequest,
 )
-from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.descriptor import VolumeDescriptor, wrong
 from storage_agent.errors import (
     AgentUnreachable,
     BlockFormatError,
@@ -435,10 +435,9 @@ def _open(opening: Opening) -> RemoteVolume:
     name = opening.descriptor.id
     endpoint = opening.endpoints.get(options.endpoint)
     if endpoint is None:
-        raise VolumeError(
-            f"volume {name!r}: endpoint {options.endpoint!r} is not in the agent's settings; "
-            f"use one of {sorted(opening.endpoints)} or add [endpoints.{options.endpoint}]"
-        )
+        said = f"endpoint {options.endpoint!r} is not in the agent's settings"
+        remedy = f"use one of {sorted(opening.endpoints)} or add [endpoints.{options.endpoint}]"
+        raise wrong(f"volume {name!r}:", said, remedy, "options.endpoint", options.endpoint)
     try:
         credentials = load_credentials(endpoint.credentials_file)
     except TransportError as error:

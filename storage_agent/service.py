@@ -23,14 +23,17 @@ class AgentService:
         command_url: str,
         credentials: Credentials = NO_CREDENTIALS,
         kept: KeptVolumes | None = None,
+        *,
+        may_harm: bool = False,
     ) -> None:
         """Takes commands when it returns; over NATS as soon as the server is there.
 
         `credentials` are shown to the NATS server. `kept`: where it is remembered which volumes others register and
-        resize; without it they are forgotten at the end. Raises `ServiceError`: a URL that cannot be used or is in use.
+        resize; without it they are forgotten at the end. `may_harm`: others may register kinds that lose blocks on
+        purpose. Raises `ServiceError`: a URL that cannot be used or is in use.
         """
         self._data = DataDesk(agent)
-        orders = VolumeOrders(agent, kept if kept is not None else KeptVolumes(agent.name))
+        orders = VolumeOrders(agent, kept if kept is not None else KeptVolumes(agent.name), may_harm=may_harm)
         self._desk = CommandDesk(agent, self._data, orders, agent.name)
         self._listener: ZmqCommandListener | NatsCommandListener
         try:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from storage_agent.descriptor import BLOCK_BYTES_MAX, CAPACITY_BLOCKS_MAX, VolumeDescriptor
+from storage_agent.descriptor import BLOCK_BYTES_MAX, CAPACITY_BLOCKS_MAX, VolumeDescriptor, of_another_type
 from storage_agent.errors import VolumeError
 
 CLASSES_MAX = 16
@@ -50,7 +50,7 @@ def classes_of(descriptor: VolumeDescriptor) -> SlotClasses:
     try:
         classes = msgspec.convert(descriptor.options.get("classes", []), SlotClasses)
     except msgspec.ValidationError as error:
-        raise VolumeError(f"{name}: option classes: {error}; correct it") from error
+        raise of_another_type(f"{name}: option classes", error, "options.classes") from error
     if not classes:
         return ()
     sizes = [each.block_bytes for each in classes]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from advisor.access.identity import Identity, Scope
 from advisor.api.access import needs
 from advisor.api.problems import documented
-from advisor.errors import ActionRefused, NothingSuch, Outdated
+from advisor.errors import ActionRefused, FieldRefused, NothingSuch, Outdated
 from advisor.views import AdvisorActions, CancelView, PauseView
 
 Answer = TypeVar("Answer")
@@ -60,9 +60,11 @@ def action_routes(actions: AdvisorActions) -> APIRouter:
 
 
 def done(act: Callable[[], Answer]) -> Answer:
-    """What `act` answers; a refusal as the problem that says why."""
+    """What `act` answers; a refusal as the problem that says why (of a field, `advisor.api.problems` does)."""
     try:
         return act()
+    except FieldRefused:
+        raise
     except NothingSuch as error:
         raise HTTPException(404, str(error)) from error
     except Outdated as error:

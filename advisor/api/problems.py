@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from advisor.api.errors import TooManyStreamsError
 from advisor.api.safety_headers import add_safety_headers
+from advisor.errors import FieldRefused
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -150,6 +151,12 @@ def _http_error(request: Request, error: Exception) -> Response:
     return refusal
 
 
+def _field_refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, FieldRefused)
+    fault = FieldFault(field=error.field, value=error.value, remedy=error.remedy)
+    return problem(422, "bad-parameter", "A parameter cannot be used", str(error), [fault])
+
+
 def _too_many_streams(_: Request, error: Exception) -> Response:
     return problem(503, "too-many-streams", "No stream is free", str(error))
 
@@ -192,6 +199,7 @@ def install(app: FastAPI, page_of: PageOf) -> None:
     handlers: dict[type[Exception], _Handler] = {
         RequestValidationError: _bad_parameters,
         HTTPException: _http_error,
+        FieldRefused: _field_refused,
         TooManyStreamsError: _too_many_streams,
         Exception: _unexpected,
     }

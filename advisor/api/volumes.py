@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Self
 
 import msgspec
-from fastapi import APIRouter, Depends, HTTPException, Path, Query
+from fastapi import APIRouter, Depends, Path, Query
 from pydantic import Field, WithJsonSchema, model_validator
 
 from advisor.access.identity import Identity, Scope
@@ -14,9 +14,9 @@ from advisor.api.actions import Operator, Order, done
 from advisor.api.problems import documented
 from advisor.api.queries import Query as Parameters
 from advisor.views import AdvisorActions, PauseView
-from advisor.volume_views import AdvisorVolumes, ScrubView, UnregisteredView, VolumeDetail
+from advisor.volume_views import AdvisorVolumes, ScrubView, UnregisteredView, VolumeDetail, descriptor_refused
 from storage_agent.descriptor import CAPACITY_BLOCKS_MAX, VolumeDescriptor, descriptor_of
-from storage_agent.errors import VolumeError
+from storage_agent.errors import DescriptorError
 
 Admin = Annotated[Identity, Depends(needs(Scope.ADMIN))]
 VolumeId = Annotated[str, Path(max_length=64, description="A volume's id.")]
@@ -86,10 +86,11 @@ def volume_routes(volumes: AdvisorVolumes, actions: AdvisorActions | None) -> AP
 
     @routes.post("/volumes", summary="Register a volume with its agent", responses=documented(404, 409, 422))
     def register(order: RegisterOrder, who: Admin) -> VolumeDetail:
+        """A descriptor that cannot be is refused with 422; 409 is of one that cannot be now, as its id is taken."""
         try:
             descriptor = descriptor_of(order.descriptor)
-        except VolumeError as error:
-            raise HTTPException(422, str(error)) from error
+        except DescriptorError as error:
+            raise descriptor_refused(str(error), error.fault) from error
         return done(lambda: volumes.register(who.name, order.agent, descriptor))
 
     @routes.get("/volumes/{volume_id}", summary="Everything of one volume", responses=documented(404, 422),

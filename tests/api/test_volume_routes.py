@@ -76,21 +76,22 @@ def test_a_volume_is_registered_as_its_descriptor_says(client: Direct, volumes: 
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "field", "said"),
     [
-        ({"secret_key": "planted-secret"}, "descriptor has no field 'secret_key'; give id, kind, path"),
-        ({"url": "http://169.254.169.254/planted-secret"}, "descriptor has no field 'url'"),
-        ({"capacity_blocks": "planted-secret"}, "Expected `int`, got `str` - at `$.capacity_blocks`"),
-        ({"capacity_blocks": 0}, "capacity_blocks is 0; set it between 1 and"),
-        ({"id": "../up"}, "an id is 1 to 64 of a-z, 0-9 and '-'"),
-        ({"low_watermark": 0.95}, "must satisfy 0 < low < high <= 1"),
-        ({"retention_s": float(10**12)}, "retention_s is"),
-        ({"kind": "\ud800"}, "surrogates not allowed; correct it"),
-        ({"options": {"slots": 10**30}}, "can't serialize ints"),
+        ({"secret_key": "planted-secret"}, ".secret_key", "descriptor has no field 'secret_key'; give id, kind, path"),
+        ({"url": "http://169.254.169.254/planted-secret"}, ".url", "descriptor has no field 'url'"),
+        ({"capacity_blocks": "planted-secret"}, ".capacity_blocks", "Expected `int`, got `str`"),
+        ({"capacity_blocks": 0}, ".capacity_blocks", "capacity_blocks is 0; set it between 1 and"),
+        ({"id": "../up"}, ".id", "an id is 1 to 64 of a-z, 0-9 and '-'"),
+        ({"path": "/srv/kv/a\nb"}, ".path", "has characters that cannot be printed"),
+        ({"low_watermark": 0.95}, ".low_watermark", "must satisfy 0 < low < high <= 1"),
+        ({"retention_s": float(10**12)}, ".retention_s", "retention_s is"),
+        ({"kind": "\ud800"}, "", "surrogates not allowed; correct it"),
+        ({"options": {"slots": 10**30}}, "", "can't serialize ints"),
     ],
 )
 def test_a_descriptor_that_cannot_be_is_refused_by_its_field(
-    unchanged: Direct, fields: dict[str, Any], said: str
+    unchanged: Direct, fields: dict[str, Any], field: str, said: str
 ) -> None:
     body = json.dumps({"agent": "host-7", "descriptor": {**DESCRIPTOR, **fields}})
     answer = unchanged.request("POST", "/api/v1/volumes", content=body, headers={"content-type": "application/json"})
@@ -98,6 +99,9 @@ def test_a_descriptor_that_cannot_be_is_refused_by_its_field(
     assert answer.status_code == 422
     assert said in refusal["detail"]
     assert "planted-secret" not in str(refusal)
+    assert refusal["type"] == "urn:kvadvisor:problem:bad-parameter"
+    assert [fault["field"] for fault in refusal["errors"]] == [f"descriptor{field}"]
+    assert refusal["errors"][0]["remedy"]
 
 
 def test_a_volume_that_holds_blocks_is_unregistered_by_force_alone(client: Direct) -> None:

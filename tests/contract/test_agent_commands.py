@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from event_plane.schema import Namespace
 from storage_agent.agent import StorageAgent
 from storage_agent.client import AgentClient
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.errors import AgentUnreachable, CommandRefused, ServiceError
+from storage_agent.errors import AgentUnreachable, CommandRefused, DescriptorError, ServiceError
 from storage_agent.port import BlockKey, PutBlock, Result, ScrubReport
 from storage_agent.service import AgentService
 from tests.contract.transports import wait_for
@@ -51,6 +52,25 @@ def client(request: pytest.FixtureRequest, agent: StorageAgent) -> Iterator[Agen
         url = request.getfixturevalue("server").url("kv.agent-a")
     with AgentService(agent, url) as service, AgentClient(service.command_url, PATIENCE_S) as client:
         yield client
+
+
+def test_who_asks_for_a_harmful_volume_is_refused_unless_the_settings_allow_it(agent: StorageAgent) -> None:
+    faulty = VolumeDescriptor(id="bad", kind="faulty", capacity_blocks=4, block_bytes_max=100)
+    url = "tcp://127.0.0.1:*"
+    with AgentService(agent, url) as service, AgentClient(service.command_url, PATIENCE_S) as client:
+        with pytest.raises(DescriptorError, match="kind 'faulty' loses blocks on purpose") as refused:
+            client.register_volume(faulty)
+        assert (refused.value.fault.field, refused.value.fault.value) == ("kind", "'faulty'")
+        with pytest.raises(DescriptorError) as refused:
+            client.register_volume(msgspec.structs.replace(faulty, kind="memory", options={"size": 1}))
+        assert refused.value.fault.field == "options.size"
+        with pytest.raises(CommandRefused, match="is registered already"):
+            client.register_volume(msgspec.structs.replace(faulty, id="fast", kind="memory"))
+    with (
+        AgentService(agent, url, may_harm=True) as service,
+        AgentClient(service.command_url, PATIENCE_S) as client,
+    ):
+        assert client.register_volume(faulty).descriptor == faulty
 
 
 def test_blocks_are_copied_moved_and_deleted(agent: StorageAgent, client: AgentClient) -> None:

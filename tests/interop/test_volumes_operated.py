@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from advisor.entries import EntryKind
-from advisor.errors import ActionRefused, NothingSuch
+from advisor.errors import ActionRefused, FieldRefused, NothingSuch
 from advisor.open_log import open_log
 from advisor.reader import ServiceReader, event_view
 from advisor.service import AdvisorService
@@ -103,8 +103,12 @@ def test_a_volume_is_drained_over_a_restart_and_can_then_be_unregistered(
 def test_a_volume_is_registered_and_changed_and_what_may_not_be_is_refused(tmp_path: Path, storage: Storage) -> None:
     with serving(tmp_path, storage) as service:
         volumes = ServiceVolumes(service)
-        with pytest.raises(ActionRefused, match=r"agent agent: volume 'extra': path '/etc/x' .* lies outside"):
+        with pytest.raises(FieldRefused, match=r"agent agent: .* path '/etc/x' .* lies outside") as refused:
             volumes.register("ann", "agent", described(tmp_path, path="/etc/x"))
+        assert (refused.value.field, refused.value.value) == ("descriptor.path", "'/etc/x'")
+        with pytest.raises(FieldRefused, match="kind 'faulty' loses blocks on purpose") as refused:
+            volumes.register("ann", "agent", described(tmp_path, kind="faulty", options={"inner": "slab"}))
+        assert (refused.value.field, "allow_faulty = true" in refused.value.remedy) == ("descriptor.kind", True)
         with pytest.raises(NothingSuch, match="agent 'nobody' is not in the settings: name one of agent, array"):
             volumes.register("ann", "nobody", described(tmp_path))
         with pytest.raises(ActionRefused, match="agent array is an array that moves blocks by itself"):
@@ -135,11 +139,27 @@ def test_a_volume_is_registered_and_changed_and_what_may_not_be_is_refused(tmp_p
     assert said(service) == [
         "ann: register extra, on agent agent",
         "ann: register extra, on agent agent",
+        "ann: register extra, on agent agent",
         "ann: resize extra, to 32 blocks",
         "ann: watermarks extra, 0.5 to 0.75 of its capacity",
         "ann: resize extra, to 4 blocks",
         "ann: unregister extra, with 8 blocks on it, from agent agent",
     ]
+
+
+def test_no_volume_lies_in_the_advisors_own_directory_or_around_it(tmp_path: Path, storage: Storage) -> None:
+    with serving(tmp_path, storage) as service:
+        volumes = ServiceVolumes(service)
+        own = service.settings.directory
+        (tmp_path / "link").symlink_to(own)
+        before = sorted(own.rglob("*.sqlite"))
+        for path in (own, own.parent, own / "x.slab", tmp_path / "link" / "x.slab", own / ".." / own.name / "x"):
+            with pytest.raises(FieldRefused, match="in, or above, the advisor's own directory") as refused:
+                volumes.register("mallory", "agent", described(tmp_path, path=str(path)))
+            assert refused.value.field == "descriptor.path"
+        assert sorted(own.rglob("*.sqlite")) == before
+        assert not (own / "x.slab").exists()
+    assert said(service) == []
 
 
 def test_a_scrub_runs_beside_the_rest_one_at_a_time(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from storage_agent.descriptor import BLOCK_BYTES_MAX, VolumeDescriptor, validate
-from storage_agent.errors import VolumeError
+from storage_agent.descriptor import BLOCK_BYTES_MAX, VolumeDescriptor, descriptor_of, validate
+from storage_agent.errors import DescriptorError, FieldFault, VolumeError
 
 
 def descriptor(path: Path | str, **fields: Any) -> VolumeDescriptor:
@@ -79,8 +79,44 @@ def test_the_root_itself_is_no_file_for_a_volume(tmp_path: Path) -> None:
 def test_no_allowed_root_or_a_path_that_is_none_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(VolumeError, match="name one in allowed_roots"):
         validate(descriptor(tmp_path / "fast.slab"), [])
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(VolumeError, match="cannot be resolved"):
-        validate(descriptor(str(tmp_path / "fast\0slab")), [tmp_path])
+        validate(descriptor(tmp_path / "loop" / "fast.slab"), [tmp_path])
+
+
+@pytest.mark.parametrize("path", ["/srv/a\0b", "/srv/a\nb", "/srv/\x1b[2J", "/srv/a\u202eb", "/srv/a\u2028b"])
+def test_a_path_that_would_not_show_as_it_is_is_refused(path: str) -> None:
+    with pytest.raises(DescriptorError, match="characters that cannot be printed; leave them out") as refused:
+        descriptor_of({"id": "fast", "path": path, "capacity_blocks": 8, "block_bytes_max": 4096})
+    assert refused.value.fault == FieldFault("path", repr(path), "leave them out")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "value", "remedy"),
+    [
+        ({"capacity_blocks": 0}, "capacity_blocks", "0", "set it between 1 and 2147483648"),
+        ({"capacity_blocks": "many"}, "capacity_blocks", "", "Expected `int`, got `str`; correct it"),
+        ({"tenants": ["acme", 7]}, "tenants.1", "", "Expected `str`, got `int`; correct it"),
+        ({"id": "Fast"}, "id", "'Fast'", "rename the volume"),
+        ({"low_watermark": 0.95}, "low_watermark", "0.95", "change one of them"),
+        ({"blocks": 7}, "blocks", "", "give id, kind, path"),
+        ({"block_bytes_max": None}, "block_bytes_max", "", "Expected `int`, got `null`; correct it"),
+        ({"path": "/" + "x" * 200 + "\n"}, "path", repr("/" + "x" * 200)[:80] + "…", "leave them out"),
+    ],
+)
+def test_what_is_wrong_is_told_by_field(fields: dict[str, Any], field: str, value: str, remedy: str) -> None:
+    with pytest.raises(DescriptorError) as refused:
+        descriptor_of({"id": "fast", "path": "/srv/fast", "capacity_blocks": 8, "block_bytes_max": 4096, **fields})
+    fault = refused.value.fault
+    assert (fault.field, fault.value) == (field, value)
+    assert fault.remedy.startswith(remedy)
+    assert fault.remedy in str(refused.value) or "Expected" in str(refused.value)
+
+
+def test_what_was_left_out_is_told_by_field() -> None:
+    with pytest.raises(DescriptorError) as refused:
+        descriptor_of({"id": "fast", "block_bytes_max": 4096})
+    assert refused.value.fault.field == "capacity_blocks"
 
 
 @pytest.mark.parametrize(
