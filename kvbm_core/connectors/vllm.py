@@ -8,7 +8,7 @@ hash that vLLM gives it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,6 +36,7 @@ from kvbm_core.connectors.engine_blocks import EngineBlocks, hash_of_digest
 from kvbm_core.connectors.host_cache import HostCache
 from kvbm_core.connectors.schedule import Schedule, Scheduled
 from kvbm_core.connectors.step_plan import StepPlan
+from kvbm_core.connectors.vllm_events import HandedBack
 from kvbm_core.connectors.vllm_settings import VllmSettings, read_settings
 from kvbm_core.connectors.vllm_support import RIVALS, VllmFacts, require_support, rival_sentence
 from kvbm_core.core_desk import CoreDesk
@@ -47,6 +48,7 @@ from storage_agent.client_storage import ClientStorage
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -155,8 +157,12 @@ class KvAdvisorConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """What the step saves is copied within it, so the blocks may go at once."""
         if self._leader is not None:
-            self._leader.finished(request.request_id)
+            self._leader.finished(request)
         return False, None
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        handed = None if self._leader is None else self._leader.handed
+        return () if handed is None else handed.take()
 
     def reset_cache(self) -> bool | None:
         try:
@@ -264,6 +270,11 @@ class _Leader:
             )
         )
         self._requests: dict[str, Request] = {}
+        events = vllm_config.kv_events_config
+        self.handed: HandedBack | None = None
+        if events is not None and events.enable_kv_cache_events and not settings.event_url:
+            self.handed = HandedBack(self._block_tokens)
+            cache.manager.hooks.add(self.handed.on_step)
 
     def matched(self, request: Request, had_tokens: int) -> int | None:
         self._requests[request.request_id] = request
@@ -290,15 +301,19 @@ class _Leader:
             scheduled.append(Scheduled(request_id, full, list(block_ids[0])))
         return self.schedule.step(scheduled)
 
-    def finished(self, request_id: str) -> None:
-        self.schedule.finished(request_id)
-        self._requests.pop(request_id, None)
+    def finished(self, request: Request) -> None:
+        self.schedule.finished(request.request_id)
+        self._requests.pop(request.request_id, None)
+        if self.handed is not None:
+            self.handed.finished(request)
 
     def _extend(self, request: Request) -> None:
         hashes = request.block_hashes
 
         def after(count: int) -> list[BlockIdentity]:
             known = [hash_of_digest(digest) for digest in hashes]
+            if self.handed is not None:
+                self.handed.name(request, count)
             return self._blocks.chain(known[count:], known[:count])
 
         self.schedule.chain(request.request_id, len(hashes), after)

@@ -128,7 +128,9 @@ def test_blocks_come_from_other_kinds_of_volumes_and_while_they_are_moved_there(
     assert sum(cached) > 0.95 * sum(in_blocks(len(prompt)) for prompt in PROMPTS)
     with AgentClient(bench.agent_url, 60.0) as asking:
         stat = {each.descriptor.id: each for each in asking.stat().volumes}
-        assert (stat["fast"].blocks, stat[volume].blocks) == (0, len(keys))
+        # What was missed while it moved was computed, and put to the fast volume again.
+        assert stat[volume].blocks == len(keys)
+        assert stat["fast"].blocks < len(keys) / 4
         asking.move(f"{volume}-back", keys, volume, "fast", keep=False)
 
 

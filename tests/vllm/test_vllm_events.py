@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
 from tests.ports import free_ports
-from tests.vllm.engines import Engine, engine, prompts_of
+from tests.vllm.engines import BLOCK_BYTES, Engine, connected, engine, prompts_of
 
 GPU_BLOCKS = 40
 PATIENCE_S = 120.0
@@ -55,12 +56,12 @@ class Advisor:
         self._process.kill()
         self._process.wait()
 
-    def on_gpu(self) -> set[str]:
-        """Low 64 bits of the hashes of all blocks that the advisor has on a GPU."""
+    def placed(self, tier: int) -> set[str]:
+        """Low 64 bits of the hashes of all blocks that the advisor has on a GPU (1) or in a host (2)."""
         found: set[str] = set()
         after = ""
         while True:
-            url = f"http://127.0.0.1:{self._port}/api/v1/blocks?tier=1&limit=1000{after}"
+            url = f"http://127.0.0.1:{self._port}/api/v1/blocks?tier={tier}&limit=1000{after}"
             with urlopen(url, timeout=30) as answer:
                 page = json.load(answer)
             found |= {block["hash"][16:] for block in page["blocks"]}
@@ -69,13 +70,15 @@ class Advisor:
             after = f"&after={page['next_cursor']}"
 
     def require(self, served: Engine) -> int:
-        """Wait until it has exactly the engine's blocks; how many."""
-        own = set(served.ask("cached"))
+        """Wait until it has exactly the blocks of the engine's GPU; how many."""
+        return self.require_tier(1, set(served.ask("cached")))
+
+    def require_tier(self, tier: int, own: set[str]) -> int:
         deadline_s = time.monotonic() + PATIENCE_S
         found: set[str] = set()
         while time.monotonic() < deadline_s:
             with contextlib.suppress(OSError):  # it is starting
-                found = self.on_gpu()
+                found = self.placed(tier)
             if found == own:
                 return len(own)
             time.sleep(0.3)
@@ -95,7 +98,7 @@ def advising(folder: Path, events: int, resends: int) -> Iterator[Advisor]:
 
 def test_blocks_on_the_gpu_are_the_engines_own_through_evictions_kills_and_restarts(tmp_path: Path) -> None:
     events, resends = free_ports(2)
-    config = {
+    config: dict[str, Any] = {
         "blocks": GPU_BLOCKS,
         "events": {
             "publisher": "zmq",
@@ -117,8 +120,12 @@ def test_blocks_on_the_gpu_are_the_engines_own_through_evictions_kills_and_resta
             first.generate(prompts_of(seed=4, count=20))
             advisor.require(first)
             first.kill()
-        with engine(config, tmp_path / "second.log") as second:  # its sequence begins at 0 again
+        # Its sequence begins at 0 again. The connector hands it the host's blocks to tell of.
+        config["transfer"] = connected(host_bytes=20 * BLOCK_BYTES)
+        with engine(config, tmp_path / "second.log") as second:
             second.generate(prompts_of(seed=5, count=2))
             assert advisor.require(second) > 0
             second.generate(prompts_of(seed=6, count=20))
             advisor.require(second)
+            in_host = {f"{key[2] & 2**64 - 1:016x}" for key in second.ask("keys")}
+            assert advisor.require_tier(2, in_host) > 10
