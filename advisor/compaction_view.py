@@ -19,7 +19,9 @@ def compactions_view(fold: Fold, limit: int) -> CompactionsView:
 
 
 def volume_layout(name: str, layout: VolumeLayout) -> VolumeLayoutView:
-    return VolumeLayoutView(volume=name, layout=_layout_view(layout.figures), note=layout.note)
+    return VolumeLayoutView(
+        volume=name, as_of_us=layout.told_us, layout=_layout_view(layout.figures), note=layout.note
+    )
 
 
 def _layout_view(figures: Fragmentation) -> LayoutView:

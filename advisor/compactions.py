@@ -140,6 +140,8 @@ class VolumeLayout(msgspec.Struct):
     reads_per_s: float = 0.0
     note: str = ""
     """Why nothing is planned; empty where something is."""
+    told_us: int = 0
+    """When `figures` were, by the last tick before; 0: not known."""
 
 
 class SavedCompactions(msgspec.Struct):
@@ -165,13 +167,13 @@ class CompactionTable:
     freed_bytes: int = 0
     layouts: dict[str, VolumeLayout] = field(default_factory=dict)
 
-    def learn(self, volume: str, figures: Fragmentation) -> None:
+    def learn(self, volume: str, figures: Fragmentation, now_us: int) -> None:
         """An agent told how a volume's blocks lie."""
         layout = self.layouts.get(volume)
         if layout is None:
-            self.layouts[volume] = VolumeLayout(figures)
+            self.layouts[volume] = VolumeLayout(figures, told_us=now_us)
         else:
-            layout.figures = figures
+            layout.figures, layout.told_us = figures, now_us
 
     def add(self, compaction: Compaction) -> None:
         """A planned one; or, in the state `dry`, one that ended with that."""
@@ -191,7 +193,7 @@ class CompactionTable:
         compaction.changed_us = now_us
         compaction.note = step.reason or compaction.note
         if trigger is CompactionTrigger.ADVANCE:
-            self._count(compaction, step)
+            self._count(compaction, step, now_us)
         if not compaction.is_open:
             del self.open[compaction.volume]
             self._end(compaction)
@@ -213,7 +215,7 @@ class CompactionTable:
         """A volume is unregistered."""
         self.layouts.pop(volume, None)
 
-    def _count(self, compaction: Compaction, step: CompactionStep) -> None:
+    def _count(self, compaction: Compaction, step: CompactionStep, now_us: int) -> None:
         compaction.commands_done += 1
         compaction.moved_blocks += step.moved_blocks
         compaction.moved_bytes += step.moved_bytes
@@ -225,7 +227,7 @@ class CompactionTable:
         self.freed_bytes += step.freed_bytes
         if step.fragmentation is not None:
             compaction.after = step.fragmentation
-            self.learn(compaction.volume, step.fragmentation)
+            self.learn(compaction.volume, step.fragmentation, now_us)
         layout = self.layouts.get(compaction.volume)
         if layout is not None:
             layout.gained += max(0, step.extents_before - step.extents_after)

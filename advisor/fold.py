@@ -285,7 +285,7 @@ class Fold:
                 self._apply_compaction_step(control)
             case LayoutEntry():
                 if control.volume in self.volumes:
-                    self.compactions.learn(control.volume, control.fragmentation)
+                    self.compactions.learn(control.volume, control.fragmentation, self.now_us)
             case SettingsEntry():
                 self._apply_settings(control, position)
             case VolumeEntry():

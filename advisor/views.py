@@ -437,6 +437,9 @@ class CompactionView(View):
 
 class VolumeLayoutView(View):
     volume: str
+    as_of_us: int
+    """When its agent said so: the figures are told again once they have changed by 2 %, and looked at every 5 ticks or
+    30 s. 0: not known."""
     layout: LayoutView
     note: str
     """Why nothing is planned there; empty where something is."""

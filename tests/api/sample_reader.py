@@ -129,9 +129,8 @@ def _compactions() -> CompactionsView:
         freed_bytes=0, extents_before=800, extents_after=72, seconds=3.5, before=before, after=after,
     )  # fmt: skip
     reclaim = gather.model_copy(update={"id": "80-compaction-0", "kind": "reclaim", "state": "running", "after": None})
-    return CompactionsView(
-        compactions=[reclaim, gather], volumes=[VolumeLayoutView(volume="s3-archive", layout=after, note="rests")]
-    )
+    archive = VolumeLayoutView(volume="s3-archive", as_of_us=NOW_US, layout=after, note="rests")
+    return CompactionsView(compactions=[reclaim, gather], volumes=[archive])
 
 
 def _producer(number: int, **changes: object) -> ProducerView:
@@ -332,7 +331,7 @@ class SampleReader:
 
     def policies(self) -> PoliciesView:
         return PoliciesView(
-            policy_version="tiering-4", policy=PolicySettings(admission="auto", moves_per_s=20.0), eviction="value",
+            policy_version="tiering-5", policy=PolicySettings(admission="auto", moves_per_s=20.0), eviction="value",
             admissions=["always", "auto", "touch-2"], evictions=["lru", "value"], shadows=["second-touch", "calm"],
         )  # fmt: skip
 

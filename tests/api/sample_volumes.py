@@ -46,6 +46,9 @@ def detail(view: VolumeView, scrub: ScrubView | None = None) -> VolumeDetail:
         held_bytes=view.block_bytes, live_bytes=view.block_bytes, reclaimable_bytes=0, objects=1, objects_least=1,
         chains=64, chain_blocks=1_024, extents=140, extents_least=70.0, spread=2.0,
     )  # fmt: skip
+    told = VolumeLayoutView(
+        volume=view.id, as_of_us=NOW_US - 75_000_000, layout=layout, note="rests for 5 min more"
+    )
     drain = DrainView(
         since_us=NOW_US - 600_000_000, blocks_at_start=2 * view.blocks, blocks_left=view.blocks, left_s=600.0,
         obstacle="the budget of 20 moves/s is spent",
@@ -73,7 +76,7 @@ def detail(view: VolumeView, scrub: ScrubView | None = None) -> VolumeDetail:
         written=WrittenView(
             today_bytes=310_000_000_000, yesterday_bytes=820_000_000_000, endurance_bytes_per_day=1_000_000_000_000.0
         ),
-        layout=VolumeLayoutView(volume=view.id, layout=layout, note="rests for 5 min more"),
+        layout=told,
         moves_in=WayView(moves=view.incoming, block_bytes=view.incoming * BLOCK_BYTES),
         moves_out=WayView(moves=view.outgoing, block_bytes=view.outgoing * BLOCK_BYTES),
         drain=drain if view.draining else None,

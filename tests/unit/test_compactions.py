@@ -79,7 +79,7 @@ class Scene:
 
     def plan(self, figures: Fragmentation | None = None, after_s: float = 0, **limits: Any) -> list[CompactionProposal]:
         if figures is not None:
-            self.table.learn("v", figures)
+            self.table.learn("v", figures, self.now_us)
         if self.number == 0:  # reads are reckoned from the second plan on
             self.number = 1
             layout = self.table.layouts["v"]
@@ -286,7 +286,8 @@ def test_any_triggers_follow_the_table_or_change_nothing(triggers: list[Compacti
 
 def test_commands_take_the_keys_in_order_and_counts_add_up() -> None:
     table = CompactionTable()
-    table.learn("v", SCATTERED)
+    table.learn("v", SCATTERED, 1)
+    assert (table.layouts["v"].figures, table.layouts["v"].told_us) == (SCATTERED, 1)
     table.add(compaction())
     one = table.open["v"]
     table.step(CompactionStep("c", "begin"), 2)
@@ -301,7 +302,7 @@ def test_commands_take_the_keys_in_order_and_counts_add_up() -> None:
     table.step(CompactionStep("c", "finish"), 4)
     assert (one.moved_blocks, one.extents_before, one.extents_after, one.after) == (10, 18, 4, TIDY)
     assert (table.moved_bytes, table.counts[CompactionState.DONE], one.keys) == (100, 1, [])
-    assert table.layouts["v"].figures == TIDY
+    assert (table.layouts["v"].figures, table.layouts["v"].told_us) == (TIDY, 3)
 
 
 def test_the_documented_diagram_is_the_table() -> None:
