@@ -43,7 +43,7 @@ from advisor.entries import (
 )
 from advisor.index import ArrayIndex, Key, PlaceKey
 from advisor.index.views import Figures
-from advisor.moves import CANCELLED_IN, IllegalMove, Move, MoveKind, MoveState, MoveTable, Trigger
+from advisor.moves import CANCELLED_IN, IllegalMove, Move, MoveState, MoveTable, Trigger
 from advisor.plan_desk import HeldPlan, IllegalPlanStep, PlanDesk, PlanTrigger
 from advisor.policies.compaction import CompactionProposal, charge, plan_compactions
 from advisor.policies.limits import Limits
@@ -398,7 +398,7 @@ class Fold:
 
     def reopened(self, moves: Sequence[Move]) -> Plan:
         """A plan of moves that were planned before, as far as they are possible now. Changes nothing."""
-        plan = still_possible(
+        return still_possible(
             self.index,
             [volume.as_planned() for volume in self.volumes.values()],
             self.moves,
@@ -409,9 +409,8 @@ class Fold:
             state=self.policies,
             namespaces=self.namespaces,
             kept_out=KeptOut(self.deletions, self.index, self.namespaces),
+            spared=self._last_copies_spared(),
         )
-        self._spare_last_copies(plan)
-        return plan
 
     def _deletion_orders(self, position: int) -> list[Proposal]:
         """What deletions want to be freed now."""
@@ -442,7 +441,7 @@ class Fold:
         self, touched: npt.NDArray[Any], now_us: int, state: PolicyState, orders: Sequence[Proposal] = ()
     ) -> Plan:
         """Over the volumes that are neither paused nor away."""
-        plan = plan_moves(
+        return plan_moves(
             self.index,
             [volume.as_planned() for volume in self.volumes.values()],
             self.moves,
@@ -454,9 +453,8 @@ class Fold:
             namespaces=self.namespaces,
             orders=orders,
             kept_out=KeptOut(self.deletions, self.index, self.namespaces),
+            spared=self._last_copies_spared(),
         )
-        self._spare_last_copies(plan)
-        return plan
 
     def _out_of_plans(self) -> frozenset[str]:
         return frozenset(self.paused | {volume.volume_id for volume in self.volumes.values() if volume.away})
@@ -465,22 +463,18 @@ class Fold:
         """And those that are drained: nothing is laid out anew there, and shadows do without them."""
         return self._out_of_plans() | {volume.volume_id for volume in self.volumes.values() if volume.drain is not None}
 
-    def _spare_last_copies(self, plan: Plan) -> None:
-        """The last copy of a block is deleted from the slowest volume alone, and not while that one is paused, away or
-        being drained: then another is the slowest of those that were planned for. No optional volume that is away is
-        waited for.
+    def _last_copies_spared(self) -> str:
+        """Why no last copy is deleted for room: the slowest volume alone does so, and not while it is paused, away or
+        being drained; then another is the slowest of those that are planned for. Empty where one may be. No optional
+        volume that is away is waited for.
         """
         lasting = [v.as_planned() for v in self.volumes.values() if not (v.away and v.optional)]
         slowest = max(lasting, key=lambda volume: volume.order, default=None)
         if slowest is None:
-            return
-        proposals, plan.proposals = plan.proposals, []
-        for each in proposals:
-            if each.kind is MoveKind.DELETE and not each.deletion and each.source != slowest.volume_id:
-                standing = "being drained" if slowest.draining else "paused or away"
-                plan.refuse(each.block, each.source, f"{each.reason}, but {slowest.volume_id} is {standing}")
-            else:
-                plan.proposals.append(each)
+            return ""
+        if slowest.volume_id in self._out_of_plans():
+            return f"{slowest.volume_id} is paused or away"
+        return f"{slowest.volume_id} is being drained" if slowest.draining else ""
 
     def _apply_step(self, step: MoveStep) -> None:
         for move_id in step.move_ids:

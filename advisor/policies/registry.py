@@ -14,7 +14,7 @@ from advisor.policies.policy import Policy
 
 GROUP = "kvadvisor.policies"
 FIELDS = ("eviction", "period_s", "hurries", "duels", "replaces_better", "admit")
-POLICY_VERSION = "tiering-4"
+POLICY_VERSION = "tiering-5"
 """Changes whenever the same state could give another plan."""
 
 

@@ -18,8 +18,12 @@ def relieve(sight: Sight, volume: Volume) -> None:
     why = f"{volume.volume_id} reached its high watermark of {volume.high_watermark:.0%}"
     leavers = Leavers(sight, volume)
     while surplus > 0 and (block := leavers.next()) is not None:
-        if leavers.send_down(block, why):
-            surplus -= 1
+        # Where last copies are spared, each that would have gone is told of.
+        surplus -= leavers.send_down(block, why) or _spares(sight, volume)
+
+
+def _spares(sight: Sight, volume: Volume) -> bool:
+    return bool(sight.spared) and volume is sight.ordered[-1]
 
 
 def expire(sight: Sight, volume: Volume) -> None:
@@ -33,8 +37,7 @@ def expire(sight: Sight, volume: Volume) -> None:
         if sight.now_us - _last_use_us(block, volume) < volume.retention_s * 1e6:
             leavers.stays(block)
             return
-        if leavers.send_down(block, why):
-            left -= 1
+        left -= leavers.send_down(block, why) or _spares(sight, volume)
 
 
 def _last_use_us(block: BlockRow, volume: Volume) -> int:
@@ -140,4 +143,8 @@ def way_down(
         return None, None
     if sight.purse.refusal(None, 0, promotion=False):
         return None, None
-    return Proposal(MoveKind.DELETE, block, volume.volume_id, "", size, f"{idle}, {why}, no slower volume"), None
+    reason = f"{idle}, {why}, no slower volume"
+    if sight.spared:
+        sight.plan.refuse(block, volume.volume_id, f"{reason}, but {sight.spared}")
+        return None, None
+    return Proposal(MoveKind.DELETE, block, volume.volume_id, "", size, reason), None

@@ -33,15 +33,21 @@ def still_possible(
     state: PolicyState,
     namespaces: Mapping[int, Namespace],
     kept_out: Callable[[BlockRow], str],
+    spared: str,
 ) -> Plan:
-    """A plan of `wanted`, in order, as far as each is possible after those before it; the others are refused."""
+    """A plan of `wanted`, in order, as far as each is possible after those before it; the others are refused.
+
+    `spared`: why no last copy is deleted, if so.
+    """
     usable = sorted((v for v in volumes if v.volume_id not in paused), key=lambda v: v.order)
     ordered = [volume for volume in usable if not volume.draining]
     drained = [volume for volume in usable if volume.draining]
     with index.lock:
         purse = Purse(limits, sum(1 for move in moves.open.values() if not move.deletion), state.buckets, now_us)
         eviction = eviction_of(limits)
-        sight = Sight(index, ordered, moves, limits, now_us, state, namespaces, eviction, purse, kept_out, drained)
+        sight = Sight(
+            index, ordered, moves, limits, now_us, state, namespaces, eviction, purse, kept_out, drained, spared
+        )
         for move in wanted:
             _reopen(sight, move)
     return sight.plan
@@ -117,6 +123,8 @@ def _obstacle_to_delete(sight: Sight, block: BlockRow, source: Volume) -> str:
     """A last copy goes where its volume still needs the room, or has kept it for long enough."""
     if source.draining:
         return f"{source.volume_id} is being drained: its blocks leave for other volumes"
+    if sight.spared:
+        return sight.spared
     if any(sight.index.is_volume(each.place) for each in block.placements if each.place != source.place):
         return "another volume holds a copy by now"
     if sight.fastest_child(block) not in (NOWHERE, len(sight.ordered) - 1):

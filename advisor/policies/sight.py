@@ -45,6 +45,7 @@ class Sight:
         purse: Purse,
         kept_out: Callable[[BlockRow], str],
         drained: Sequence[Volume] = (),
+        spared: str = "",
     ) -> None:
         self.index = index
         self.ordered = ordered
@@ -57,6 +58,8 @@ class Sight:
         self.purse = purse
         self.kept_out = kept_out
         """Why a block is brought nowhere; empty where it may be."""
+        self.spared = spared
+        """Why no last copy is deleted for want of room or for its age; empty where one may be."""
         self.plan = Plan()
         self._eviction = eviction
         self._namespaces = namespaces

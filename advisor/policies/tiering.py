@@ -46,12 +46,13 @@ def plan_moves(
     namespaces: Mapping[int, Namespace] | None = None,
     orders: Sequence[Proposal] = (),
     kept_out: Callable[[BlockRow], str] = lambda block: "",
+    spared: str = "",
 ) -> Plan:
     """Plan over `volumes`. `touched`: rows of blocks used since the last plan, in order. Paused volumes stay out; those
     that are drained are planned for by `drain` alone.
 
     `orders`: deletes that people want, of volumes that are not paused; they come first and cost no budget. `kept_out`
-    says why a block is brought to no volume, if so.
+    says why a block is brought to no volume, if so; `spared` why the planner itself deletes no last copy, if so.
 
     Raises `PolicyUnknown` where `limits` name an admission that is not installed.
     """
@@ -73,7 +74,7 @@ def plan_moves(
         inflation = state.ageing_of(ordered[0].volume_id).inflation if ordered else 0.0
         first_us = state.learning.hear(index, rows, slots, eviction.rule, inflation)
         sight = Sight(
-            index, ordered, moves, limits, now_us, state, namespaces or {}, eviction, purse, kept_out, drained
+            index, ordered, moves, limits, now_us, state, namespaces or {}, eviction, purse, kept_out, drained, spared
         )
         for order in orders:
             sight.take_order(order)

@@ -20,7 +20,7 @@ def _entry(position: int, actor: str, action: str, what: str = "", detail: str =
 class SampleAudit:
     def __init__(self) -> None:
         self.entries = [
-            _entry(90_002, "", "settings-in-force", detail="term 4, policies tiering-4"),
+            _entry(90_002, "", "settings-in-force", detail="term 4, policies tiering-5"),
             _entry(90_001, "ann", "settings", detail="admission auto → touch-2; moves_per_s 0 → 20"),
             _entry(80_000, "bob", "pause", "nvme-a"),
             _entry(70_000, "ann", "delete", "deletion-1, tenant misc"),

@@ -25,7 +25,7 @@ def test_policy_in_force_is_given_whole() -> None:
     assert answer.status_code == 200
     told = answer.json()
     assert told["policy"] == PolicySettings(admission="auto", moves_per_s=20.0).model_dump(mode="json")
-    assert (told["policy_version"], told["eviction"]) == ("tiering-4", "value")
+    assert (told["policy_version"], told["eviction"]) == ("tiering-5", "value")
     assert "touch-2" in told["admissions"]
     assert told["shadows"] == ["second-touch", "calm"]
 

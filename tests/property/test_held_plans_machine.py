@@ -1,4 +1,7 @@
-"""Whatever is ticked, approved, rejected and tried again: one plan waits at most, and a move is opened once."""
+"""Whatever is ticked, approved, rejected, tried again and drained: one plan waits at most, and a move is opened once.
+
+Of a plan that is applied nothing is left out.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +84,8 @@ class HeldPlansMachine(RuleBasedStateMachine):
     @rule()
     def apply(self) -> None:
         self._log_operator("apply")
+        applied = [p for p in self.service.fold.plans.ended if p.decided_at == len(self.service.entries)]
+        assert [plan.refusals for plan in applied if plan.state is PlanState.APPROVED] in ([], [[]])
 
     @rule(action=st.sampled_from(["cancel", "retry"]), data=st.data())
     def turn_back(self, action: str, data: st.DataObject) -> None:
@@ -90,6 +95,10 @@ class HeldPlansMachine(RuleBasedStateMachine):
 
     @rule(volume=st.sampled_from(["", "fast"]), action=st.sampled_from(["pause", "resume", "resume"]))
     def pause(self, volume: str, action: str) -> None:
+        self.service.log(OperatorEntry("bo", action, volume))
+
+    @rule(volume=names, action=st.sampled_from(["drain", "undrain"]))
+    def drain(self, volume: str, action: str) -> None:
         self.service.log(OperatorEntry("bo", action, volume))
 
     @rule()

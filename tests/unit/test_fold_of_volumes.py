@@ -89,7 +89,23 @@ def test_nothing_is_deleted_for_room_while_the_slowest_volume_is_drained() -> No
         instant.store("fast", [block], SPACE)
     drain(instant, "slow")
     assert instant.tick(S) == []
-    assert "but slow is being drained" in instant.fold.refusals[-1].reason
+    assert [note.reason.split(", ")[-1] for note in instant.fold.refusals] == ["but slow is being drained"] * 3
+
+
+@pytest.mark.parametrize("deletes", ["for room", "for age"])
+def test_what_is_drained_does_not_come_where_room_would_be_made_by_last_copies_that_are_spared(deletes: str) -> None:
+    retention_s = 1.0 if deletes == "for age" else 0.0
+    marks = {"capacity_blocks": 8, "high_watermark": 0.5, "low_watermark": 0.25, "retention_s": retention_s}
+    instant = begun({**FAST, **marks})
+    for block in range(1, 5):
+        instant.store("fast", [block], SPACE)
+    for block in range(5, 8):
+        instant.store("slow", [block], SPACE)
+    drain(instant, "slow")
+    assert instant.tick(10 * S) == []
+    instant.log(OperatorEntry("ann", "apply"))
+    applied = instant.fold.plans.ended[-1]
+    assert (applied.opened_total, applied.refusals) == (0, [])
 
 
 def test_moves_on_their_way_into_a_drained_volume_are_aborted_and_a_paused_one_waits() -> None:
