@@ -26,6 +26,7 @@ def main(folder: Path) -> None:
     if not python.exists():
         say(f"making {folder}")
         venv.create(folder, with_pip=True)
+    keep_compiled_code_apart(python, folder / "numba")
     wheels = folder / "wheels"
     say(f"installing {TORCH}")
     pip(python, "install", TORCH, "numpy", SETUPTOOLS)
@@ -39,6 +40,14 @@ def main(folder: Path) -> None:
     pip(python, "install", TORCH, SETUPTOOLS, *needs_of_this_project())
     pip(python, "install", "--no-deps", "-e", str(ROOT))
     subprocess.run([python, "-c", "import vllm; print('done: vLLM', vllm.__version__)"], check=True)
+
+
+def keep_compiled_code_apart(python: Path, cache: Path) -> None:
+    """vLLM asks for a numba of its own, whose compiled code would lie beside our sources in the place of the other's."""
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = subprocess.check_output([python, "-c", ask], text=True).strip()
+    line = f"import os; os.environ.setdefault('NUMBA_CACHE_DIR', {str(cache)!r})\n"
+    Path(packages, "kvadvisor_numba_cache.pth").write_text(line)
 
 
 def wheel_of(python: Path, wheels: Path) -> Path:
