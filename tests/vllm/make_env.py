@@ -39,11 +39,13 @@ def main(folder: Path) -> None:
     say("installing this project and what it and these tests need")
     pip(python, "install", TORCH, SETUPTOOLS, *needs_of_this_project())
     pip(python, "install", "--no-deps", "-e", str(ROOT))
+    say("compiling the kernels")
+    subprocess.run([python, "-m", "advisor.cli", "warm"], check=True)
     subprocess.run([python, "-c", "import vllm; print('done: vLLM', vllm.__version__)"], check=True)
 
 
 def keep_compiled_code_apart(python: Path, cache: Path) -> None:
-    """vLLM asks for a numba of its own, whose compiled code would lie beside our sources in the place of the other's."""
+    """vLLM asks for a numba of its own, whose compiled code would push out what lies beside our sources."""
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = subprocess.check_output([python, "-c", ask], text=True).strip()
     line = f"import os; os.environ.setdefault('NUMBA_CACHE_DIR', {str(cache)!r})\n"

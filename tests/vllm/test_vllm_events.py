@@ -19,7 +19,7 @@ from tests.ports import free_ports
 from tests.vllm.engines import BLOCK_BYTES, Engine, connected, engine, prompts_of
 
 GPU_BLOCKS = 40
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 CONFIG = """
 directory = "{directory}"
 tick_interval_s = 0.2
