@@ -53,4 +53,8 @@ class NothingSuch(ActionRefused):
 
 
 class PictureBeingMade(AdvisorError):
-    """What was asked for is read from a picture that is not taken yet: ask again in a second."""
+    """What was asked for is read from a picture that is not taken yet: ask again in `wait_s`, a guess."""
+
+    def __init__(self, reason: str, wait_s: float) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s

@@ -19,6 +19,8 @@ from event_plane.schema import Namespace
 
 ANSWER_NODES_MAX = 2_000
 """Nodes in one tree, the upper levels first."""
+TAKES_S_PER_BLOCK = 0.4e-6
+"""Twice of what it took on two busy cores (docs/index.md)."""
 PATH_STEPS_MAX = 16
 """Of the nodes above, the first and the last ones."""
 
@@ -47,7 +49,7 @@ class ServicePrefixes:
 
     def __init__(self, service: AdvisorService) -> None:
         self._service = service
-        self._keeper = PictureKeeper(self._take)
+        self._keeper = PictureKeeper(self._take, takes_s=lambda: TAKES_S_PER_BLOCK * len(service.fold.index))
 
     def _take(self) -> Seen:
         fold = self._service.fold

@@ -27,13 +27,22 @@ class PictureKeeper(Generic[Picture]):
     """Thread-safe. `take` runs in a thread of the keeper's, which ends when nobody asks any more."""
 
     def __init__(
-        self, take: Callable[[], Picture], *, fresh_s: float = FRESH_S, wait_s: float = WAIT_S, idle_s: float = IDLE_S
+        self,
+        take: Callable[[], Picture],
+        *,
+        takes_s: Callable[[], float] = lambda: 0.0,
+        fresh_s: float = FRESH_S,
+        wait_s: float = WAIT_S,
+        idle_s: float = IDLE_S,
     ) -> None:
+        """`takes_s`: how long a picture may take, about."""
         self._take = take
+        self._takes_s = takes_s
         self._fresh_s, self._wait_s, self._idle_s = fresh_s, wait_s, idle_s
         self._changed = threading.Condition()
         self._picture: Picture | None = None
         self._taken_s = 0.0
+        self._began_s = 0.0
         self._rests_until_s = 0.0
         self._is_wanted = False
         self._is_at_work = False
@@ -48,13 +57,21 @@ class PictureKeeper(Generic[Picture]):
             if self._picture is None or now_s - self._taken_s > STALE_S:
                 self._changed.wait_for(lambda: not self._is_wanted, self._wait_s)
             if self._picture is None:
-                raise PictureBeingMade(self._problem or "the first picture of prefixes is being taken: ask again")
+                raise self._being_made()
             return self._picture
+
+    def _being_made(self) -> PictureBeingMade:
+        now_s = time.monotonic()
+        if self._problem and not self._is_wanted:
+            return PictureBeingMade(self._problem, self._rests_until_s - now_s)
+        reason = "the first picture of prefixes is being taken, which takes a second for some million blocks"
+        return PictureBeingMade(reason, self._takes_s() - (now_s - self._began_s))
 
     def _want(self) -> None:
         self._is_wanted = True
         if not self._is_at_work:
             self._is_at_work = True
+            self._began_s = time.monotonic()
             threading.Thread(target=self._work, name="prefix-picture", daemon=True).start()
         self._changed.notify_all()
 

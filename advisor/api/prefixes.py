@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Literal, Self, TypeVar
 
@@ -20,6 +21,10 @@ Answer = TypeVar("Answer")
 
 Reader = Annotated[Identity, Depends(needs(Scope.READ, tenants=True))]
 """One that sees a single tenant is answered with that tenant's blocks, whatever it asks for."""
+
+
+TENANT_WAIT_S = 5
+"""What one that sees a single tenant is told to wait for the first picture."""
 
 
 class GroupsQuery(Query):
@@ -61,7 +66,8 @@ def prefix_routes(prefixes: AdvisorPrefixes) -> APIRouter:
             return _ready(
                 lambda: prefixes.groups(
                     by=query.by, tenant=who.tenant or query.tenant, limit=query.limit, after=query.after
-                )
+                ),
+                who,
             )
         except ValueError as error:
             raise HTTPException(400, f"after was {query.after!r}: {error}") from error
@@ -70,7 +76,7 @@ def prefix_routes(prefixes: AdvisorPrefixes) -> APIRouter:
     def tree(query: Annotated[TreeQuery, InUrl()], who: Reader) -> PrefixTree:
         """The chain with the block `hash`, or without one all groups; chains without a branch are one node."""
         try:
-            return _ready(lambda: prefix_tree(prefixes, query, who, depth=query.depth, width=query.width))
+            return _ready(lambda: prefix_tree(prefixes, query, who, depth=query.depth, width=query.width), who)
         except NothingSuch as error:
             raise HTTPException(404, str(error)) from error
 
@@ -85,8 +91,10 @@ def prefix_tree(prefixes: AdvisorPrefixes, at: TreeAddress, who: Identity, *, de
     )  # fmt: skip
 
 
-def _ready(ask: Callable[[], Answer]) -> Answer:
+def _ready(ask: Callable[[], Answer], who: Identity) -> Answer:
     try:
         return ask()
     except PictureBeingMade as error:
-        raise HTTPException(503, str(error), {"Retry-After": "1"}) from error
+        # How long it takes tells how many blocks there are, others' among them.
+        wait_s = TENANT_WAIT_S if who.tenant else max(1, math.ceil(error.wait_s))
+        raise HTTPException(503, f"{error}: ask again in {wait_s} s", {"Retry-After": str(wait_s)}) from error

@@ -70,7 +70,7 @@ class SamplePrefixes:
 
     def _of(self, tenant: str) -> list[PrefixNode]:
         if self.is_being_made:
-            raise PictureBeingMade("the first picture of prefixes is being taken: ask again")
+            raise PictureBeingMade("the first picture of prefixes is being taken", wait_s=3.2)
         return [group for group in self.group_views if tenant in ("", group.tenant)]
 
     def groups(

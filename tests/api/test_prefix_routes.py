@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from sample_reader import SampleReader
 
 from advisor.access.doorkeeper import Doorkeeper
 from advisor.access.identity import Identity, Scope
+from advisor.errors import PictureBeingMade
 from advisor.policies.instant_moves import InstantFold
 from advisor.prefix_desk import ANSWER_NODES_MAX, PATH_STEPS_MAX, ServicePrefixes
 from advisor.prefix_keeper import WAIT_S, PictureKeeper
+from advisor.prefix_views import AdvisorPrefixes
 from advisor.service import AdvisorService
 from advisor.settings import AdvisorSettings
 from event_plane.schema import Namespace
@@ -69,7 +72,7 @@ def client(prefixes: ServicePrefixes) -> Direct:
     return Direct(SampleReader(), prefixes=prefixes)
 
 
-def seen_by(prefixes: ServicePrefixes, tenant: str) -> Direct:
+def seen_by(prefixes: AdvisorPrefixes, tenant: str) -> Direct:
     return Direct(SampleReader(), prefixes=prefixes, doorkeeper=Doorkeeper(anonymous=Identity("t", Scope.READ, tenant)))
 
 
@@ -172,8 +175,31 @@ def test_before_the_first_picture_the_answer_is_to_ask_again() -> None:
     client = Direct(SampleReader(), prefixes=prefixes)
     for path in ("/api/v1/prefixes", TREE):
         refused = client.get(path)
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert "ask again" in refused.json()["detail"]
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "4")
+        assert refused.json()["detail"] == "the first picture of prefixes is being taken: ask again in 4 s"
+    blind = seen_by(prefixes, "acme").get("/api/v1/prefixes")
+    assert (blind.status_code, blind.headers["retry-after"]) == (503, "5")
+
+
+def test_how_long_a_first_picture_takes_is_told_by_the_blocks_there_are() -> None:
+    taking, no_memory = threading.Event(), threading.Event()
+
+    def take() -> int:
+        assert taking.wait(60)
+        if no_memory.is_set():
+            raise MemoryError
+        return 1
+
+    keeper = PictureKeeper(take, takes_s=lambda: 7.0, wait_s=0.0)
+    with pytest.raises(PictureBeingMade, match="the first picture of prefixes is being taken") as refused:
+        keeper.newest()
+    assert 0 < refused.value.wait_s <= 7
+    no_memory.set()
+    taking.set()
+    patient = PictureKeeper(take, wait_s=60.0)
+    with pytest.raises(PictureBeingMade, match="not enough memory") as refused:
+        patient.newest()
+    assert 5 < refused.value.wait_s <= 10
 
 
 def test_an_answer_is_bounded_and_a_long_way_up_is_cut_in_its_middle(tmp_path: Path) -> None:
