@@ -77,8 +77,9 @@ $(BIN)/python:
 .venv/.test: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing kvadvisor and its tests into .venv; the first time takes a minute or two, most of it PyTorch."
 	@$(PIP) -e '.[test,lint]'
-	@echo "Compiling all kernels; once, about a minute."
-	@$(BIN)/kvadvisor warm --replays
+	@echo "Compiling all kernels and tests; once, about a minute."
+	@# Tests here, rather than in each worker of the first run; what is wrong with one, that run says.
+	@$(BIN)/python -m pytest --collect-only --quiet > /dev/null 2>&1 & $(BIN)/kvadvisor warm --replays && { wait $$! || true; }
 	@touch .venv/.run $@
 
 .venv/.fuzz: .venv/.test
