@@ -57,6 +57,7 @@ class Lookup:
                     came = self._coming.result(wait_s)
                 except concurrent.futures.TimeoutError:
                     return None
+                self._coming = None
                 self._cache.came(came)
                 self._held += came.blocks
             self.state = next_state(self.state, LookupTrigger.ARRIVE)
@@ -164,7 +165,8 @@ class HostCache:
         self._loads = list(loads)
         pairs = [pair for load in loads for pair in zip(load.host_blocks, load.engine_blocks, strict=True)]
         good: list[tuple[int, int]] = []
-        self._loading = [self._copying.submit(self._sort_out, pairs, good)]
+        ready = _recorded(self._layers[0])  # an earlier step may still read what was in these blocks
+        self._loading = [self._copying.submit(self._sort_out, pairs, good, ready)]
         self._loading += [self._copying.submit(self._load_layer, layer, good) for layer in range(len(self._layers))]
 
     def wait_layer(self, layer: int) -> None:
@@ -259,7 +261,10 @@ class HostCache:
         self.settle()
         self._owned.close()
 
-    def _sort_out(self, pairs: Sequence[tuple[int, int]], good: list[tuple[int, int]]) -> None:
+    def _sort_out(
+        self, pairs: Sequence[tuple[int, int]], good: list[tuple[int, int]], ready: Callable[[], None]
+    ) -> None:
+        ready()
         host = [host_block for host_block, _ in pairs]
         right = self._sums.check_copies(host, self.manager.device, host)
         good += [pair for pair, is_right in zip(pairs, right, strict=True) if is_right]

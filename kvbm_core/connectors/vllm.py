@@ -8,6 +8,7 @@ hash that vLLM gives it.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -218,6 +219,7 @@ class _Worker:
         self._numbers = {name: number for number, name in enumerate(kv_caches)}
         self._failed: set[int] = set()
         self._told: dict[str, int] = {}
+        self._told_s = 0.0
         layers = [_as_known(layer) for layer in kv_caches.values()]
         form = _cache_form(vllm_config, next(iter(kv_caches)))
         self._cache = host_cache.OPEN[engine_id] = _open_cache(vllm_config, settings, engine_id, layers, form)
@@ -240,6 +242,10 @@ class _Worker:
         return failed
 
     def take_counts(self) -> dict[str, int]:
+        """Once a second, since a step may take no longer than the counting."""
+        if time.monotonic() - self._told_s < _COUNTS_S:
+            return {}
+        self._told_s = time.monotonic()
         counts = self._cache.counts()
         fresh = {name: blocks - self._told.get(name, 0) for name, blocks in counts.items()}
         self._told = counts
@@ -402,4 +408,5 @@ def _as_known(layer: torch.Tensor) -> torch.Tensor:
     return layer.view(torch.int8) if layer.dtype is torch.uint8 else layer
 
 
+_COUNTS_S = 1.0
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}

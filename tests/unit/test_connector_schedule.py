@@ -197,6 +197,29 @@ def test_a_request_that_ends_while_it_waits_lets_go_of_its_blocks(engine: Engine
     engine.cache.reset()
 
 
+def test_a_request_that_ends_lets_go_of_what_came_from_a_volume(engine: Engine) -> None:
+    engine.serve("a", [1, 2, 3], [0, 1, 2])
+    engine.schedule.reset()
+    assert engine.ask_patiently("b", [1, 2, 3]) == 3
+
+    engine.schedule.finished("b")
+
+    assert engine.cache.manager.occupancy().device == (0, 3, 3)
+    assert engine.serve("c", [1, 2, 3], [8, 9, 10]) == 3
+    assert engine.holds([1, 2, 3], [8, 9, 10])
+
+
+def test_a_request_that_ends_while_blocks_are_on_their_way_leaves_none_in_use(engine: Engine) -> None:
+    engine.serve("a", [1, 2, 3], [0, 1, 2])
+    engine.schedule.reset()
+    engine.ask("b", [1, 2, 3])
+
+    engine.schedule.finished("b")
+
+    assert engine.serve("c", [1, 2, 3], [8, 9, 10]) == 3
+    assert engine.cache.manager.occupancy().device.active == 0
+
+
 def test_more_that_the_engine_found_itself_shortens_the_load(engine: Engine) -> None:
     engine.serve("a", [1, 2, 3], [0, 1, 2])
     assert engine.ask_patiently("b", [1, 2, 3]) == 3
