@@ -3,7 +3,8 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# Libraries are compiled as they are used: all 12,000 files would take pip the better half of its time.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 ARGS ?=
 
 # Bytecode is kept, whatever the machine's habit: else each of hundreds of processes compiles all sources again.
