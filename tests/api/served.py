@@ -11,6 +11,7 @@ from typing import Any
 from sample_parts import sample_parts
 
 from advisor.api.app import create_app
+from advisor.api.feed import LiveFeed
 from advisor.api.server import AdminServer, open_socket
 from advisor.views import AdvisorReader
 
@@ -21,15 +22,29 @@ class Served:
     def __init__(self, reader: AdvisorReader, port: int = 0, **parts: Any) -> None:
         app = create_app(sample_parts(reader=reader, **parts))
         self._server = AdminServer(app, open_socket("127.0.0.1", port), parts.get("api"))
-        self._thread = threading.Thread(target=self._run, name="served")
+        self._feed: LiveFeed = app.state.feed
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="served")
         self._thread.start()
 
-    def _run(self) -> None:
-        asyncio.run(self._server.serve_until_told())
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._server.serve_until_told()
 
     @property
     def url(self) -> str:
         return self._server.url
+
+    def streams(self) -> int:
+        """Places of the live feed that are taken."""
+        return self._feed._streams.total()
+
+    def tasks(self) -> int:
+        """Of the event loop, that are not done."""
+
+        async def counted() -> int:
+            return len(asyncio.all_tasks()) - 1
+
+        return asyncio.run_coroutine_threadsafe(counted(), self._loop).result(20)
 
     def stop(self) -> None:
         self._server.should_exit = True
