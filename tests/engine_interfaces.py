@@ -70,7 +70,7 @@ def read_sources(package: str, folder: Path) -> dict[str, Interface]:
     for path, names in SOURCES[package].items():
         for node in ast.parse((folder / path).read_text()).body:
             if isinstance(node, ast.ClassDef) and node.name in names:
-                found[node.name] = _interface(node)
+                found[node.name] = interface_of(node)
     return found
 
 
@@ -83,7 +83,8 @@ def of_class(kind: type) -> dict[str, Method]:
     }
 
 
-def _interface(node: ast.ClassDef) -> Interface:
+def interface_of(node: ast.ClassDef) -> Interface:
+    """Public methods and `__init__`; no properties."""
     methods = {}
     fields = []
     for part in node.body:

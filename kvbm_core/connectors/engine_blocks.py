@@ -53,8 +53,12 @@ class EngineBlocks:
 
     def alone(self, sequence_hash: int) -> BlockIdentity:
         """A block of which nobody says where in a sequence it stands."""
+        return self.placed(sequence_hash, 0, 0, DEPTH_UNKNOWN)
+
+    def placed(self, sequence_hash: int, parent_hash: int, prefix_hash: int, depth: int) -> BlockIdentity:
+        """`depth`: its number in the sequence, `DEPTH_UNKNOWN` where nobody says; parent 0 at the root."""
         return BlockIdentity(
-            self.key(sequence_hash), self.namespace, 0, 0, DEPTH_UNKNOWN, self.namespace.block_tokens
+            self.key(sequence_hash), self.namespace, parent_hash, prefix_hash, depth, self.namespace.block_tokens
         )
 
     def chain(self, hashes: Sequence[int], before: Sequence[int] | None) -> list[BlockIdentity]:
@@ -66,11 +70,7 @@ class EngineBlocks:
         for sequence_hash in hashes:
             if depth == 0:
                 prefix = sequence_hash
-            found.append(
-                BlockIdentity(
-                    self.key(sequence_hash), self.namespace, parent, prefix, depth, self.namespace.block_tokens
-                )
-            )
+            found.append(self.placed(sequence_hash, parent, prefix, depth))
             parent = sequence_hash
             depth = DEPTH_UNKNOWN if before is None else depth + 1
         return found

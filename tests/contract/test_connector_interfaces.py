@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from kvbm_core.connectors.sglang_pages import PagesOnVolumes, StorageFacts
-from tests.engine_interfaces import Method, installed, of_class, read_sources, recorded
+from kvbm_core.connectors.trtllm_blocks import TrtllmLeader, TrtllmWorker
+from kvbm_core.connectors.trtllm_plan import StepOfRequest
+from tests.engine_interfaces import Method, installed, interface_of, of_class, read_sources, recorded
+
+TIER = Path(__file__).parents[2] / "kvbm_core/connectors/vllm_tier.py"
 
 V2_OF_HYBRID_MODELS = {"batch_exists_v2", "batch_get_v2", "batch_set_v2"}
 """SGLang calls them for pools beside the KV cache, which we refuse when they are registered."""
 LEFT_OUT = {"HiCacheStorage": V2_OF_HYBRID_MODELS}
-OURS = [("sglang", "HiCacheStorage", PagesOnVolumes)]
+OURS = [
+    ("sglang", "HiCacheStorage", PagesOnVolumes),
+    ("tensorrt_llm", "KvCacheConnectorScheduler", TrtllmLeader),
+    ("tensorrt_llm", "KvCacheConnectorWorker", TrtllmWorker),
+]
 
 
 @pytest.mark.parametrize(("package", "name", "ours"), OURS)
@@ -23,6 +34,22 @@ def test_every_method_of_the_released_interface_is_there_with_its_parameters(
     assert {method: found[method].parameters for method in wanted if method != "__init__"} == {
         method: signature.parameters for method, signature in wanted.items() if method != "__init__"
     }
+
+
+def test_the_tier_of_vllm_has_every_abstract_method_and_none_with_other_parameters() -> None:
+    (ours,) = [
+        interface_of(node).methods
+        for node in ast.parse(TIER.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == "KvadvisorTier"
+    ]
+    theirs = recorded()["vllm"].classes["SecondaryTierManager"].methods
+    assert {name for name, method in theirs.items() if method.abstract} <= set(ours)
+    shared = set(ours) & set(theirs) - {"__init__"}
+    assert {name: ours[name].parameters for name in shared} == {name: theirs[name].parameters for name in shared}
+
+
+def test_steps_of_tensorrt_llm_have_the_fields_that_are_used() -> None:
+    assert set(StepOfRequest.__annotations__) <= set(recorded()["tensorrt_llm"].classes["RequestData"].fields)
 
 
 def test_what_hicache_is_configured_by_has_the_fields_that_are_used() -> None:
