@@ -38,6 +38,15 @@ TRANSITIONS: dict[LookupState, dict[LookupTrigger, LookupState]] = {
 }
 
 
+def diagram() -> str:
+    """The table as a Mermaid state diagram, as docs/integrations/vllm.md shows it."""
+    lines = ["stateDiagram-v2", f"    [*] --> {LookupState.LOOKING}"]
+    for state, targets in TRANSITIONS.items():
+        lines += [f"    {state} --> {target}: {trigger}" for trigger, target in targets.items() if target is not state]
+    lines += [f"    {state} --> [*]" for state in (LookupState.TAKEN, LookupState.DROPPED)]
+    return "\n".join(lines)
+
+
 def next_state(state: LookupState, trigger: LookupTrigger) -> LookupState:
     """Raises `LookupStateError` for a step that the table does not have."""
     try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from event_plane.schema import Namespace
 from kvbm_core.connectors.engine_blocks import EngineBlocks
-from kvbm_core.connectors.lookup import TRANSITIONS, LookupState, LookupTrigger, next_state
+from kvbm_core.connectors.lookup import TRANSITIONS, LookupState, LookupTrigger, diagram, next_state
 from kvbm_core.connectors.step_plan import RequestBlocks, loadable_blocks
 from kvbm_core.errors import LookupStateError
 
@@ -27,6 +29,11 @@ def test_a_lookup_walks_its_table_and_blocks_are_taken_once(triggers: list[Looku
         taken += state is LookupState.TAKEN
     assert taken <= 1
     assert not (taken and state is LookupState.DROPPED)
+
+
+def test_the_documented_diagram_is_the_table() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "integrations" / "vllm.md"
+    assert diagram() in page.read_text(), "regenerate it from kvbm_core.connectors.lookup.diagram()"
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=12), st.integers(0, 12))
