@@ -41,6 +41,18 @@ def _show_keeping(metrics: Metrics, service: AdvisorService) -> None:
     """Whether what the service stands on is well: agents, checkpoints, the log's retention."""
     unreachable = service.unreachable
     agents = {each.name for each in service.settings.agents} | set(unreachable)
+    told = [volume for stat in service.agent_stats.values() for volume in stat.volumes]
+    metrics.volume_transfer_seconds.replace(
+        {
+            (volume.descriptor.id, operation): (times, seconds)
+            for volume in told
+            for operation, times, seconds in (
+                ("read", volume.read_times, volume.read_seconds_total),
+                ("write", volume.write_times, volume.write_seconds_total),
+            )
+            if times
+        }
+    )
     metrics.agent_reachable.replace({(agent,): float(agent not in unreachable) for agent in agents})
     if service.checkpointer is not None:
         metrics.checkpoint_failing.set(bool(service.checkpointer.problem))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from advisor.views import ComparisonView, ProducerView, Summary, VolumeView
+from storage_agent.transfers import TRANSFER_BOUNDS_S
 
 LabelValues = TypeVar("LabelValues", bound=tuple[str, ...])
 
@@ -65,6 +67,30 @@ class Family(Collector):
         return [family]
 
 
+class ToldHistogram(Collector):
+    """A histogram that somebody else counts. Thread-safe."""
+
+    def __init__(
+        self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._labels = tuple(labels)
+        self._bounds = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+        self._told: Mapping[tuple[str, ...], tuple[Sequence[int], float]] = {}
+        registry.register(self)
+
+    def replace(self, told: Mapping[tuple[str, ...], tuple[Sequence[int], float]]) -> None:
+        """By label values: how many lie under each bound and above the last, and the sum of all."""
+        self._told = dict(told)
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, (counts, total) in sorted(self._told.items()):
+            family.add_metric(labels, list(zip(self._bounds, accumulate(counts), strict=True)), total)
+        return [family]
+
+
 class Metrics:
     """The metrics of one service instance, in a registry of their own."""
 
@@ -110,6 +136,13 @@ class Metrics:
         self.index_bytes = self._gauge("index_bytes", "Memory of the index that is in use.")
         self.index_room_blocks = self._gauge("index_room_blocks", "Blocks that the index has room for still.")
         self.volume_reads = self._counter("volume_reads", "Blocks read from a volume.", "volume")
+        self.volume_transfer_seconds = ToldHistogram(
+            self.registry,
+            "kvadvisor_volume_transfer_seconds",
+            "What an agent's transfers on a volume took, a batch of blocks each.",
+            ("volume", "operation"),
+            TRANSFER_BOUNDS_S,
+        )
 
         self.moves = self._counter("moves", "Moves that reached a state.", "kind", "state")
         self.moves_open = self._gauge("moves_open", "Moves planned or under way.")

@@ -24,6 +24,7 @@ from advisor.movers.port import GOOD, DeadlinePassed, MoverPort, Phase, command_
 from advisor.moves import FREES_SOURCE, Move, MoveKind, MoveState, Trigger
 from advisor.pipeline import StoppedError
 from advisor.tracing import Span, no_span
+from advisor.transfer_times import RecentTransfers
 from advisor.turnstile import Turnstile
 from storage_agent.errors import AgentUnreachable, CommandRefused, StaleTerm
 from storage_agent.port import AgentStat, CommandOutcome
@@ -62,6 +63,7 @@ class Mover(threading.Thread):
         """By agent: why it cannot be reached, since when. Replaced whole, never changed."""
         self.stats: dict[str, AgentStat] = {}
         """By agent: what it said last. Replaced whole, never changed."""
+        self._transfers = RecentTransfers()
         self._movers = movers
         self._fold = fold
         self._lock = lock
@@ -75,7 +77,7 @@ class Mover(threading.Thread):
         self._span = span
         self._wake = threading.Event()
         self._guard = threading.Lock()
-        """Of what follows, and of `unreachable` and `stats`."""
+        """Of what follows, and of what agents said."""
         self._taken: set[str] = set()
         """Moves that a command carries."""
         self._under_way: Counter[Way] = Counter()
@@ -132,8 +134,14 @@ class Mover(threading.Thread):
                 return False
             with self._guard:
                 self.stats = {**self.stats, agent: stat}
+                self._transfers.note(agent, stat.volumes, time.monotonic())
             self._log_changes(agent, stat, let_go=let_go)
             return True
+
+    def transfer_times(self, agent: str, volume: str, operation: str) -> list[int]:
+        """See `RecentTransfers.counts`. From any thread."""
+        with self._guard:
+            return self._transfers.counts(agent, volume, operation)
 
     def _log_changes(self, agent: str, stat: AgentStat | None, *, away: str = "", let_go: str = "") -> None:
         with self._lock:

@@ -448,6 +448,10 @@ class AdvisorService:
         """By agent: what it said last."""
         return self._mover.stats if self._mover is not None else {}
 
+    def transfer_times(self, agent: str, volume: str, operation: str) -> list[int]:
+        """See `advisor.transfer_times.RecentTransfers.counts`."""
+        return self._mover.transfer_times(agent, volume, operation) if self._mover is not None else []
+
     @contextlib.contextmanager
     def agent(self, name: str) -> Iterator[AgentPort]:
         """A storage agent to ask about its volumes, over a connection of its own.

@@ -48,6 +48,9 @@ class ServiceVolumes:
         service = self._service
         heat = self._heat(volume)
         with service.lock.shared():
+            agent = self._known(volume).agent
+        read, write = (service.transfer_times(agent, volume, operation) for operation in ("read", "write"))
+        with service.lock.shared():
             fold, known = service.fold, self._known(volume)
             ways = Ways(fold.moves.open.values())
             layout = fold.compactions.layouts.get(volume)
@@ -56,8 +59,8 @@ class ServiceVolumes:
                 descriptor=known.descriptor,
                 health=self._health(known),
                 heat=heat,
-                read=speed_view(fold, known, "read"),
-                write=speed_view(fold, known, "write"),
+                read=speed_view(fold, known, "read", read),
+                write=speed_view(fold, known, "write", write),
                 written=written_view(fold, known),
                 layout=None if layout is None else volume_layout(volume, layout),
                 moves_in=ways.into(volume),

@@ -10,6 +10,7 @@ from contextlib import suppress
 from advisor.fold import Fold, VolumeState
 from advisor.index import ArrayIndex, BlockRow, IndexFault
 from advisor.moves import FREES_SOURCE, Move
+from advisor.transfer_times import quantile_s
 from advisor.views import VolumeView
 from advisor.volume_views import DrainView, HeatBin, HeatView, SpeedView, WayView, WrittenView
 from advisor.wording import duration_text
@@ -110,7 +111,8 @@ def drain_view(fold: Fold, volume: VolumeState) -> DrainView | None:
     )
 
 
-def speed_view(fold: Fold, volume: VolumeState, operation: str) -> SpeedView:
+def speed_view(fold: Fold, volume: VolumeState, operation: str, times: Sequence[int]) -> SpeedView:
+    """`times`: its transfers lately, by `storage_agent.transfers.TRANSFER_BOUNDS_S`."""
     figures = fold.index.place_figures(volume.place)
     now, mean_bytes = volume.rates.get(operation), figures.block_bytes / max(1, figures.blocks)
     return SpeedView(
@@ -118,6 +120,9 @@ def speed_view(fold: Fold, volume: VolumeState, operation: str) -> SpeedView:
         best_bytes_per_s=volume.peaks.get(operation),
         declared_bytes_per_s=float(volume.descriptor.get(f"{operation}_bytes_per_s", 0.0)) or None,
         block_s=mean_bytes / now if now and mean_bytes else None,
+        transfers=sum(times),
+        transfer_p50_s=quantile_s(times, 0.5),
+        transfer_p99_s=quantile_s(times, 0.99),
     )
 
 

@@ -50,7 +50,12 @@ class SpeedView(View):
     declared_bytes_per_s: float | None
     """By its descriptor; None where that says nothing."""
     block_s: float | None
-    """What a block of mean size takes at the rate of now. Agents tell no quantiles."""
+    """What a block of mean size takes at the rate of now."""
+    transfers: int
+    """How many the last 5 minutes had: what its agent did on it for one batch of a get, a put or a move."""
+    transfer_p50_s: float | None
+    """Half of those took no longer. Estimated: agents count by bounds that double."""
+    transfer_p99_s: float | None
 
 
 class WrittenView(View):

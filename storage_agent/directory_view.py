@@ -21,6 +21,7 @@ from storage_agent.port import BlockKey, CompactReport, Outcome, PutBlock, Resul
 from storage_agent.shards import Shard, gather
 from storage_agent.sliced_read import SlicedRead, plan_read
 from storage_agent.slot_store import SlotRead
+from storage_agent.transfers import Transfers
 from storage_agent.volume import Accept, ReadResult
 
 BATCH_SLOTS = 64
@@ -44,8 +45,7 @@ class DirectoryView:
         self._lock = threading.Lock()
         self._looked_s = -float("inf")
         self._corrupt_total = 0
-        self._read_bytes_total = 0
-        self._read_seconds_total = 0.0
+        self._reads = Transfers()
         self._degraded = ""
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix=f"view-{descriptor.id}")
         self._look_again()
@@ -82,8 +82,9 @@ class DirectoryView:
                 payload_bytes=sum(header.payload_bytes for header in headers),
                 slots_free=max(0, self.descriptor.capacity_blocks - len(headers)),
                 mode="buffered, read only",
-                read_bytes_total=self._read_bytes_total,
-                read_seconds_total=self._read_seconds_total,
+                read_bytes_total=self._reads.payload_bytes,
+                read_seconds_total=self._reads.seconds,
+                read_times=list(self._reads.times),
                 degraded=self._degraded,
                 corrupt_total=self._corrupt_total,
             )
@@ -106,7 +107,7 @@ class DirectoryView:
             for number, (key, answer) in enumerate(zip(part, fetched, strict=True), start):
                 results.append(self._hand_over(number, key, answer, accept))
             with self._lock:
-                self._read_seconds_total += time.monotonic() - started_s
+                self._reads.add(0, time.monotonic() - started_s)
         return results
 
     def scrub(self) -> ScrubReport:
@@ -190,7 +191,7 @@ class DirectoryView:
         payload = gather(sliced.slices, stored, sliced.slices[0].shard) if sliced.slices else stored
         refused = accept(number, seen.header, payload)
         with self._lock:
-            self._read_bytes_total += payload.nbytes
+            self._reads.payload_bytes += payload.nbytes
         result = Result.FAILED if refused else Result.HIT
         return ReadResult(self._outcome(key, result, payload.nbytes, refused), seen.header)
 

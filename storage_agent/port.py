@@ -161,6 +161,9 @@ class VolumeStat(msgspec.Struct, frozen=True):
     """Where its slots are of several sizes: each of them, the smallest first."""
     fragmentation: Fragmentation = Fragmentation()
     """Some seconds old at most; all 0 where nobody here can tell."""
+    read_times: list[int] = []
+    """Transfers by how long they took, as `storage_agent.transfers` counts them; empty where nobody does."""
+    write_times: list[int] = []
 
 
 class ScrubReport(msgspec.Struct, frozen=True):

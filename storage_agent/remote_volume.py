@@ -57,6 +57,7 @@ from storage_agent.loans import WINDOW_BYTES_MIN, draw_mark, parts_that_fit, pla
 from storage_agent.nixl_window import NixlWindow
 from storage_agent.port import BlockKey, CompactReport, Outcome, PutBlock, Result, ScrubReport, VolumeStat
 from storage_agent.shards import Shard, check_layout, check_span
+from storage_agent.transfers import Transfers
 from storage_agent.volume import Accept, ReadResult
 
 BATCH_SLOTS = 256
@@ -106,8 +107,7 @@ class RemoteVolume:
         self._degraded = ""
         self._corrupt_total = 0
         self.retired_total = 0
-        self._read_bytes_total = self._write_bytes_total = 0
-        self._read_seconds_total = self._write_seconds_total = 0.0
+        self._reads, self._writes = Transfers(), Transfers()
         window_bytes = max(WINDOW_BYTES_MIN, PAGE_BYTES + page_ceiling(descriptor.block_bytes_max))
         try:
             there = self._owner_stat()
@@ -167,10 +167,12 @@ class RemoteVolume:
             there,
             descriptor=self.descriptor,
             mode="remote",
-            read_bytes_total=self._read_bytes_total,
-            read_seconds_total=self._read_seconds_total,
-            write_bytes_total=self._write_bytes_total,
-            write_seconds_total=self._write_seconds_total,
+            read_bytes_total=self._reads.payload_bytes,
+            read_seconds_total=self._reads.seconds,
+            write_bytes_total=self._writes.payload_bytes,
+            write_seconds_total=self._writes.seconds,
+            read_times=list(self._reads.times),
+            write_times=list(self._writes.times),
             degraded=self._degraded or there.degraded,
             corrupt_total=self._corrupt_total,
         )
@@ -301,8 +303,7 @@ class RemoteVolume:
             for number, (header, _) in enumerate(blocks):
                 outcomes.setdefault(number, self._outcome(header.key, Result.FAILED, reason=str(error)))
         stored = [outcome for outcome in outcomes.values() if outcome.result is Result.STORED]
-        self._write_bytes_total += sum(outcome.payload_bytes for outcome in stored)
-        self._write_seconds_total += time.monotonic() - started
+        self._writes.add(sum(outcome.payload_bytes for outcome in stored), time.monotonic() - started)
         return [outcomes[number] for number in range(len(blocks))]
 
     # Read
@@ -335,8 +336,8 @@ class RemoteVolume:
             finally:
                 if reply.loan:
                     self._return(reply.loan)
-            self._read_bytes_total += sum(r.outcome.payload_bytes for r in results.values() if r.header is not None)
-            self._read_seconds_total += time.monotonic() - started
+            payload_bytes = sum(r.outcome.payload_bytes for r in results.values() if r.header is not None)
+            self._reads.add(payload_bytes, time.monotonic() - started)
             self._corrupt_total += sum(r.outcome.result is Result.CORRUPT for r in results.values())
         return [results[number] for number in range(len(reply.lent))]
 

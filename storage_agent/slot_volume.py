@@ -22,6 +22,7 @@ from storage_agent.slot_moving import settle_into_classes, shrink
 from storage_agent.slot_rows import SlotRows
 from storage_agent.slot_store import SlotRead, SlotStore, SlotWrite, each_alone_if_one_fails, read_each
 from storage_agent.slot_table import Refusal, SlotTable
+from storage_agent.transfers import Transfers
 from storage_agent.volume import Accept, Announce, ReadResult
 
 WriteFault = TransferError | BlockFormatError | CorruptBlock
@@ -59,8 +60,7 @@ class SlotVolume:
         self._resizing = threading.Lock()
         self._degraded = ""
         self._corrupt_total = 0
-        self._read_bytes_total = self._write_bytes_total = 0
-        self._read_seconds_total = self._write_seconds_total = 0.0
+        self._reads, self._writes = Transfers(), Transfers()
         self._closed = False
         try:
             recovered = store.recover()
@@ -156,14 +156,16 @@ class SlotVolume:
                 payload_bytes=self._payload_bytes,
                 slots_free=self._table.free_count,
                 mode=self._store.mode,
-                read_bytes_total=self._read_bytes_total,
-                read_seconds_total=self._read_seconds_total,
-                write_bytes_total=self._write_bytes_total,
-                write_seconds_total=self._write_seconds_total,
+                read_bytes_total=self._reads.payload_bytes,
+                read_seconds_total=self._reads.seconds,
+                write_bytes_total=self._writes.payload_bytes,
+                write_seconds_total=self._writes.seconds,
                 degraded=self._degraded,
                 corrupt_total=self._corrupt_total,
                 classes=self._table.class_stats(),
                 fragmentation=fragmentation,
+                read_times=list(self._reads.times),
+                write_times=list(self._writes.times),
             )
 
     def put(self, blocks: Sequence[PutBlock], *, read_back: bool = False) -> list[Outcome]:
@@ -431,8 +433,8 @@ class SlotVolume:
             for write, reason in self._verify_written(good):
                 failed[write.number] = self._undo_put(write, reason)
         with self._table_lock:
-            self._write_bytes_total += sum([w.payload_bytes for w in good if w.number not in failed])
-            self._write_seconds_total += time.monotonic() - started
+            payload_bytes = sum([w.payload_bytes for w in good if w.number not in failed])
+            self._writes.add(payload_bytes, time.monotonic() - started)
         return failed
 
     def _verify_written(self, writes: list[SlotWrite]) -> list[tuple[SlotWrite, WriteFault]]:
@@ -534,8 +536,7 @@ class SlotVolume:
 
     def _count_read(self, payload_bytes: int, seconds: float) -> None:
         with self._table_lock:
-            self._read_bytes_total += payload_bytes
-            self._read_seconds_total += seconds
+            self._reads.add(payload_bytes, seconds)
 
     def _free_corrupt(self, headers: list[BlockHeader]) -> None:
         if not headers:

@@ -173,6 +173,8 @@ class VolumeContract:
         assert (stat.write_bytes_total, stat.read_bytes_total) == (BLOCK_BYTES + 100, BLOCK_BYTES + 100)
         assert stat.write_seconds_total > 0
         assert stat.read_seconds_total > 0
+        assert sum(stat.read_times) >= 1
+        assert sum(stat.write_times) >= 1
         assert stat.mode
 
     def test_a_block_that_is_there_is_present_and_not_written_again(self, case: VolumeCase) -> None:

@@ -68,10 +68,12 @@ def detail(view: VolumeView, scrub: ScrubView | None = None) -> VolumeDetail:
             by_touches=_bins(TOUCHES, TOUCH_COUNTS),
         ),
         read=SpeedView(
-            now_bytes_per_s=view.read_bytes_per_s, best_bytes_per_s=5.1e9, declared_bytes_per_s=None, block_s=3.9e-6
+            now_bytes_per_s=view.read_bytes_per_s, best_bytes_per_s=5.1e9, declared_bytes_per_s=None, block_s=3.9e-6,
+            transfers=1_800, transfer_p50_s=0.00031, transfer_p99_s=0.0029,
         ),
         write=SpeedView(
-            now_bytes_per_s=view.write_bytes_per_s, best_bytes_per_s=9.9e8, declared_bytes_per_s=1e9, block_s=2.7e-5
+            now_bytes_per_s=view.write_bytes_per_s, best_bytes_per_s=9.9e8, declared_bytes_per_s=1e9, block_s=2.7e-5,
+            transfers=0, transfer_p50_s=None, transfer_p99_s=None,
         ),
         written=WrittenView(
             today_bytes=310_000_000_000, yesterday_bytes=820_000_000_000, endurance_bytes_per_day=1_000_000_000_000.0
