@@ -19,7 +19,10 @@ import msgspec
 TABLE = Path(__file__).with_name("engine_interfaces.json")
 
 SOURCES = {
-    "sglang": {"sglang/srt/mem_cache/hicache_storage.py": ["HiCacheStorage", "HiCacheStorageConfig"]},
+    "sglang": {
+        "sglang/srt/mem_cache/hicache_storage.py": ["HiCacheStorage", "HiCacheStorageConfig"],
+        "sglang/srt/disaggregation/kv_events.py": ["BlockStored", "BlockRemoved", "StorageMedium"],
+    },
     "tensorrt_llm": {
         "tensorrt_llm/_torch/pyexecutor/kv_cache_connector.py": [
             "KvCacheConnectorScheduler", "KvCacheConnectorWorker", "RequestData", "SchedulerOutput",
@@ -27,7 +30,7 @@ SOURCES = {
     },
     "vllm": {
         "vllm/v1/kv_offload/tiering/base.py": ["SecondaryTierManager", "TransferJob", "JobResult"],
-        "vllm/v1/kv_offload/base.py": ["LookupResult"],
+        "vllm/distributed/kv_events.py": ["BlockStored", "BlockRemoved"],
     },
 }  # fmt: skip
 """Package → file → classes."""
@@ -45,7 +48,9 @@ class Method(msgspec.Struct, frozen=True):
 class Interface(msgspec.Struct, frozen=True):
     methods: dict[str, Method]
     fields: list[str] = []
-    """Of a dataclass; the members of an enumeration."""
+    """Of a dataclass or struct."""
+    values: list[str] = []
+    """Texts of an enumeration."""
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -87,6 +92,7 @@ def interface_of(node: ast.ClassDef) -> Interface:
     """Public methods and `__init__`; no properties."""
     methods = {}
     fields = []
+    values = []
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and (not part.name.startswith("_") or part.name == "__init__"):
             marks = {mark.id for mark in part.decorator_list if isinstance(mark, ast.Name)}
@@ -94,9 +100,9 @@ def interface_of(node: ast.ClassDef) -> Interface:
                 methods[part.name] = Method(_arguments(part.args), "abstractmethod" in marks)
         elif isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
             fields.append(part.target.id)
-        elif isinstance(part, ast.Assign):
-            fields += [target.id for target in part.targets if isinstance(target, ast.Name)]
-    return Interface(methods, fields)
+        elif isinstance(part, ast.Assign) and isinstance(part.value, ast.Constant):
+            values.append(str(part.value.value))
+    return Interface(methods, fields, values)
 
 
 def _arguments(arguments: ast.arguments) -> list[Parameter]:

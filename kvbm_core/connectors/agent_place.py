@@ -8,9 +8,9 @@ from kvbm_core.errors import ConfigError
 
 
 class AgentPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`agent`: its command URL; `volume`: which of its volumes takes what is put. Times in seconds."""
+    """`agent_url`: its `command_url`; `volume`: which of its volumes takes what is put. Times in seconds."""
 
-    agent: str
+    agent_url: str
     volume: str
     tenant: str = "default"
     model: str = ""
@@ -27,9 +27,9 @@ def read_place(found: object, where: str) -> AgentPlace:
         place = msgspec.convert(found, AgentPlace)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"{where}: {error}; it takes agent (the agent's command URL) and volume, and may have "
+            f"{where}: {error}; it takes agent_url (the agent's command URL) and volume, and may have "
             f"{', '.join(AgentPlace.__struct_fields__[2:])}"
         ) from error
-    if not place.agent or not place.volume:
-        raise ConfigError(f"{where}: agent is {place.agent!r}, volume {place.volume!r}; name both")
+    if not place.agent_url or not place.volume:
+        raise ConfigError(f"{where}: agent_url is {place.agent_url!r}, volume {place.volume!r}; name both")
     return place

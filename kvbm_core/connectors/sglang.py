@@ -7,5 +7,5 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from kvbm_core.connectors.sglang_pages import PagesOnVolumes
 
 
-class KvadvisorHiCache(PagesOnVolumes, HiCacheStorage):  # type: ignore[misc]
+class KvAdvisorHiCache(PagesOnVolumes, HiCacheStorage):  # type: ignore[misc]
     """See `PagesOnVolumes`; docs/integrations/sglang.md says how it is configured."""

@@ -100,7 +100,7 @@ class PagesOnVolumes:
         )
         self._pool = mem_pool_host
         self._store = EngineStore(
-            ClientStorage(place.agent, timeout_s=place.timeout_s), place.volume, part
+            ClientStorage(place.agent_url, timeout_s=place.timeout_s), place.volume, part
         )
 
     def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:

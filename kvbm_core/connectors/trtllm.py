@@ -9,7 +9,7 @@ from tensorrt_llm._torch.pyexecutor.kv_cache_connector import KvCacheConnectorSc
 from kvbm_core.connectors.trtllm_blocks import TrtllmLeader, TrtllmWorker
 
 
-class KvadvisorScheduler(TrtllmLeader, KvCacheConnectorScheduler):  # type: ignore[misc]
+class KvAdvisorScheduler(TrtllmLeader, KvCacheConnectorScheduler):  # type: ignore[misc]
     """See `TrtllmLeader`."""
 
     def __init__(self, llm_args: Any) -> None:
@@ -17,7 +17,7 @@ class KvadvisorScheduler(TrtllmLeader, KvCacheConnectorScheduler):  # type: igno
         TrtllmLeader.__init__(self, llm_args)
 
 
-class KvadvisorWorker(TrtllmWorker, KvCacheConnectorWorker):  # type: ignore[misc]
+class KvAdvisorWorker(TrtllmWorker, KvCacheConnectorWorker):  # type: ignore[misc]
     """See `TrtllmWorker`."""
 
     def __init__(self, llm_args: Any) -> None:

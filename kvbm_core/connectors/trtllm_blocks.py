@@ -148,7 +148,7 @@ class TrtllmWorker:
         """`[blocks, layers, K and V, elements of a layer]`. Raises `ConfigError` for a cache of another form."""
         config = _core_config(kv_cache_tensor, self._block_tokens, self._model, self._place.revision, self._secret)
         self._cache = kv_cache_tensor
-        storage = ClientStorage(self._place.agent, timeout_s=self._place.timeout_s)
+        storage = ClientStorage(self._place.agent_url, timeout_s=self._place.timeout_s)
         OPENED.open(
             _Form(config, EngineStore(storage, self._place.volume, WorkersPart(0, 1, config.block_layout)))
         )

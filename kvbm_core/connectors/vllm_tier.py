@@ -1,7 +1,7 @@
 """vLLM's own offloading on our volumes: a secondary tier that its tier factory loads. Imports vLLM.
 
-    "secondary_tiers": [{"type": "KvadvisorTier", "module_path": "kvbm_core.connectors.vllm_tier",
-                         "agent": "tcp://127.0.0.1:5600", "volume": "fast"}]
+    "secondary_tiers": [{"type": "KvAdvisorTier", "module_path": "kvbm_core.connectors.vllm_tier",
+                         "agent_url": "tcp://127.0.0.1:5600", "volume": "fast"}]
 
 vLLM's host memory is the tier above: it says which chunks are stored and wanted, and owns them there. A chunk is one
 block of ours, all workers' bytes together, under the hash that vLLM gives it. What may be shared between runs is vLLM's
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.base import TransferJob
 
 
-class KvadvisorTier(SecondaryTierManager):  # type: ignore[misc]
+class KvAdvisorTier(SecondaryTierManager):  # type: ignore[misc]
     """What the scheduler calls returns at once: lookups, loads and stores each have a thread.
 
     An agent that does not answer makes every lookup a miss and every load a failed one, which vLLM recomputes.
@@ -66,7 +66,7 @@ class KvadvisorTier(SecondaryTierManager):  # type: ignore[misc]
         self._chunks = primary_kv_view.cast("B")
         self._groups = _groups(offloading_spec, found)
         self._store = EngineStore(
-            ClientStorage(found.agent, timeout_s=found.timeout_s), found.volume, WorkersPart()
+            ClientStorage(found.agent_url, timeout_s=found.timeout_s), found.volume, WorkersPart()
         )
         self._lookups = _Lookups(tier_type, self._store, self._key)
         # A load that a request waits for is never behind stores.
@@ -221,6 +221,7 @@ def _groups(spec: OffloadingSpec, place: AgentPlace) -> list[EngineBlocks]:
     run = FileMapper.from_offloading_spec(
         root_dir="", offloading_spec=spec, blocks_per_file=spec.blocks_per_chunk, parallel_agnostic=True
     )
+    digest = f"{run.base_path.rpartition('_')[2]}.{run.rank}"
     return [
         EngineBlocks(
             Namespace(
@@ -230,7 +231,7 @@ def _groups(spec: OffloadingSpec, place: AgentPlace) -> list[EngineBlocks]:
                 kv_dtype=spec.config.model.dtype,
                 block_tokens=tokens * spec.blocks_per_chunk,
                 hash_scheme="vllm",
-                hash_root=f"{place.hash_root}{run.base_path.rpartition('_')[2]}/rank{run.rank}",
+                hash_root="/".join(part for part in (place.hash_root, digest, spec.config.kv_cache_layout) if part),
             ),
             number,
         )

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from event_plane.dialects import sglang, vllm
+from event_plane.dialects.block_events import Flavour
 from kvbm_core.connectors.sglang_pages import PagesOnVolumes, StorageFacts
 from kvbm_core.connectors.trtllm_blocks import TrtllmLeader, TrtllmWorker
 from kvbm_core.connectors.trtllm_plan import StepOfRequest
-from tests.engine_interfaces import Method, installed, interface_of, of_class, read_sources, recorded
+from tests.engine_interfaces import Method, installed, interface_of, of_class, recorded
 
 TIER = Path(__file__).parents[2] / "kvbm_core/connectors/vllm_tier.py"
 
@@ -40,7 +42,7 @@ def test_the_tier_of_vllm_has_every_abstract_method_and_none_with_other_paramete
     (ours,) = [
         interface_of(node).methods
         for node in ast.parse(TIER.read_text()).body
-        if isinstance(node, ast.ClassDef) and node.name == "KvadvisorTier"
+        if isinstance(node, ast.ClassDef) and node.name == "KvAdvisorTier"
     ]
     theirs = recorded()["vllm"].classes["SecondaryTierManager"].methods
     assert {name for name, method in theirs.items() if method.abstract} <= set(ours)
@@ -50,6 +52,20 @@ def test_the_tier_of_vllm_has_every_abstract_method_and_none_with_other_paramete
 
 def test_steps_of_tensorrt_llm_have_the_fields_that_are_used() -> None:
     assert set(StepOfRequest.__annotations__) <= set(recorded()["tensorrt_llm"].classes["RequestData"].fields)
+
+
+@pytest.mark.parametrize(("package", "flavour"), [("sglang", sglang.FLAVOUR), ("vllm", vllm.FLAVOUR)])
+def test_events_have_the_fields_that_our_dialect_reads_in_their_order(package: str, flavour: Flavour) -> None:
+    classes = recorded()[package].classes
+    for name, ours in (("BlockStored", flavour.stored), ("BlockRemoved", flavour.removed)):
+        theirs = classes[name].fields
+        assert list(ours[: len(theirs)]) == theirs  # a later release may add to the end
+
+
+def test_every_medium_of_sglang_has_a_tier() -> None:
+    media = recorded()["sglang"].classes["StorageMedium"].values
+    assert media
+    assert {medium.upper() for medium in media} <= set(sglang.FLAVOUR.tiers)
 
 
 def test_what_hicache_is_configured_by_has_the_fields_that_are_used() -> None:
@@ -65,16 +81,15 @@ def test_an_installed_package_has_the_interface_that_was_recorded(package: str) 
     assert found == recorded()[package].classes
 
 
-def test_a_parameter_that_changed_is_seen(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("released")
-    source = folder / "sglang/srt/mem_cache/hicache_storage.py"
-    source.parent.mkdir(parents=True)
-    source.write_text(
+def test_a_parameter_that_changed_is_seen() -> None:
+    source = (
         "class HiCacheStorage(ABC):\n"
         "    @abstractmethod\n"
         "    def get(self, key: str, *, target=None, **more): ...\n"
         "    def _own(self): ...\n"
     )
-    read = read_sources("sglang", folder)["HiCacheStorage"].methods
+    (node,) = ast.parse(source).body
+    assert isinstance(node, ast.ClassDef)
+    read = interface_of(node).methods
     assert read == {"get": Method([("key", False), ("*", True), ("target", True), ("**more", True)], True)}
     assert read["get"].parameters != of_class(PagesOnVolumes)["get"].parameters

@@ -89,7 +89,7 @@ class Bench:
     closing: ExitStack
 
     def backend(self, pool: Pool, **facts: Any) -> PagesOnVolumes:
-        extra = {"backend_name": "kvadvisor", SETTINGS_KEY: {"agent": self.url, "volume": "fast"}}
+        extra = {"backend_name": "kvadvisor", SETTINGS_KEY: {"agent_url": self.url, "volume": "fast"}}
         backend = PagesOnVolumes(Facts(extra, **facts), {})
         backend.register_mem_pool_host(pool)
         return self.closing.enter_context(closing(backend))
@@ -250,11 +250,11 @@ def test_a_damaged_page_is_not_read_and_a_stopped_agent_has_no_pages(bench: Benc
 
 
 def test_what_cannot_be_configured_is_refused_with_the_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"key 'kvadvisor': .*agent.*it takes agent"):
+    with pytest.raises(ConfigError, match=r"key 'kvadvisor': .*agent_url.*it takes agent_url"):
         PagesOnVolumes(Facts({SETTINGS_KEY: {"volume": "fast"}}))
-    with pytest.raises(ConfigError, match="agent is '', volume 'fast'; name both"):
-        PagesOnVolumes(Facts({SETTINGS_KEY: {"agent": "", "volume": "fast"}}))
-    backend = PagesOnVolumes(Facts({SETTINGS_KEY: {"agent": "tcp://127.0.0.1:1", "volume": "fast"}}))
+    with pytest.raises(ConfigError, match="agent_url is '', volume 'fast'; name both"):
+        PagesOnVolumes(Facts({SETTINGS_KEY: {"agent_url": "", "volume": "fast"}}))
+    backend = PagesOnVolumes(Facts({SETTINGS_KEY: {"agent_url": "tcp://127.0.0.1:1", "volume": "fast"}}))
     with pytest.raises(ConfigError, match="'mamba' beside its KV cache"):
         backend.register_mem_host_pool_v2(Pool(), "mamba")
     odd = Pool()

@@ -109,7 +109,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StorageAg
     with StorageAgent("owner", publisher=None, allowed_roots=[tmp_path]) as owner:
         owner.register_volume(slab)
         with AgentService(owner, "tcp://127.0.0.1:*") as service:
-            settings = {"agent": service.command_url, "volume": "fast", "hash_secret": "0123456789abcdef" * 2}
+            settings = {"agent_url": service.command_url, "volume": "fast", "hash_secret": "0123456789abcdef" * 2}
             monkeypatch.setenv(SETTINGS, json.dumps(settings))
             yield owner
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_served_is_refused_with_the_remedy(agent: StorageAgent, m
     with pytest.raises(ConfigError, match=r"shape \(8, 4\): expected \[blocks"):
         worker.register_kv_caches(torch.zeros((8, 4)))
     worker.shutdown()
-    monkeypatch.setenv(SETTINGS, json.dumps({"agent": "tcp://127.0.0.1:1", "volume": "v", "hash_root": "x"}))
+    monkeypatch.setenv(SETTINGS, json.dumps({"agent_url": "tcp://127.0.0.1:1", "volume": "v", "hash_root": "x"}))
     with pytest.raises(ConfigError, match="another hash_secret"):
         TrtllmWorker(ARGS)
     monkeypatch.setenv(SETTINGS, "{")

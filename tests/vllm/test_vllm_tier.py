@@ -18,6 +18,7 @@ from kvbm_core.errors import ConfigError
 from storage_agent.agent import StorageAgent
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.service import AgentService
+from tests.engine_interfaces import installed, recorded
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what importing vLLM warns of is vLLM's
@@ -40,7 +41,7 @@ with warnings.catch_warnings():
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
     from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
 
-    from kvbm_core.connectors.vllm_tier import KvadvisorTier
+    from kvbm_core.connectors.vllm_tier import KvAdvisorTier
 
 CHUNK_BYTES, CHUNKS, TOKENS = 8192, 4, 32
 PATIENCE_S = 60.0
@@ -82,7 +83,7 @@ class Engine:
     """vLLM's tiering manager with room for four chunks in its host memory."""
 
     manager: TieringOffloadingManager
-    tier: KvadvisorTier
+    tier: KvAdvisorTier
     memory: np.ndarray
 
     def request(self, name: str) -> ReqContext:
@@ -141,13 +142,13 @@ class Bench:
         primary = CPUPrimaryTierOffloadingManager(CHUNKS, region)
         view = primary.get_kv_memoryview()
         config = {
-            "type": "KvadvisorTier",
+            "type": "KvAdvisorTier",
             "module_path": "kvbm_core.connectors.vllm_tier",
-            "agent": self.service.command_url,
+            "agent_url": self.service.command_url,
             "volume": "fast",
         }
         tier = SecondaryTierFactory.create_secondary_tier(config, view, more.get("spec", spec()))
-        assert isinstance(tier, KvadvisorTier)
+        assert isinstance(tier, KvAdvisorTier)
         memory = np.frombuffer(view.cast("B"), dtype=np.uint8).reshape(CHUNKS, CHUNK_BYTES)
         self.engines.append(Engine(TieringOffloadingManager(primary, [tier]), tier, memory))
         return self.engines[-1]
@@ -234,8 +235,12 @@ def test_without_its_agent_everything_is_a_miss_and_nothing_is_held(bench: Bench
 
 def test_a_key_that_is_none_of_ours_is_refused(bench: Bench) -> None:
     view = memoryview(bytearray(CHUNK_BYTES)).cast("B", (1, CHUNK_BYTES))
-    config = {"type": "KvadvisorTier", "module_path": "kvbm_core.connectors.vllm_tier", "agent": "tcp://127.0.0.1:1"}
-    with pytest.raises(ConfigError, match=r"secondary tier 'KvadvisorTier'.*volume"):
+    config = {"type": "KvAdvisorTier", "module_path": "kvbm_core.connectors.vllm_tier", "agent_url": "tcp://127.0.0.1:1"}
+    with pytest.raises(ConfigError, match=r"secondary tier 'KvAdvisorTier'.*volume"):
         SecondaryTierFactory.create_secondary_tier(config, view, spec())
     with pytest.raises(ConfigError, match="root_dir"):
         SecondaryTierFactory.create_secondary_tier(config | {"volume": "v", "root_dir": "/x"}, view, spec())
+
+
+def test_the_installed_vllm_has_the_interface_that_was_recorded() -> None:
+    assert installed("vllm") == recorded()["vllm"].classes
