@@ -17,6 +17,9 @@ from tests.examples import LONG, examples
 from tests.postgres import PostgresServer
 from tests.seaweed import seaweed  # noqa: F401 -- a fixture, one server for all tests
 
+# Collection makes no garbage worth looking for.
+gc.disable()
+
 # The same examples in each run of `make test`, on however busy a machine; others in each of `make test-long`.
 settings.register_profile("kvadvisor", max_examples=examples(100), derandomize=not LONG, deadline=None)
 settings.load_profile("kvadvisor")
@@ -27,6 +30,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
