@@ -82,7 +82,7 @@ def run(quick: bool) -> list[Figure]:
         if quick and blocks > SIZES["1 M"]:
             figures += _rows(name, None, "not in --quick") + paint_rows(name, Paints(note="not in --quick"))
         else:
-            measured = measure(blocks, 5.0 if quick else 15.0, 6.0 if quick else 40.0)
+            measured = measure(blocks, 5.0 if quick else 15.0, 5.0 if quick else 40.0)
             figures += _rows(name, measured) + paint_rows(name, measured.paints)
     return figures
 
@@ -95,7 +95,7 @@ def measure(blocks: int, seconds: float, pages_s: float) -> Measured:
             alone, _ = _applied_in(address, seconds)
         latencies, beside, behind_s = _asked(address, publish, questions, seconds, ASKED_S)
         at_once, beside_at_once, _ = _asked(address, publish, questions, seconds, None)
-        paints = first_paints(address, publish, pages_s)
+        paints = first_paints(address, publish, pages_s, volume="slow")
         return Measured(latencies, at_once, seconds, alone, beside, beside_at_once, behind_s, paints)
 
 

@@ -31,7 +31,7 @@ CHROMIUM_ARGUMENTS = (
 )  # fmt: skip
 NO_CHROMIUM = "no chromium here: apt-get install chromium, or name one in KVADVISOR_CHROMIUM"
 PICTURE_WAIT_S = 120.0
-_SETTLE_S = 2.0
+_SETTLE_S = 1.0
 _FIRST_PAINT_MS = """() => new Promise((resolve) => {
     new PerformanceObserver((list) => {
         for (const entry of list.getEntriesByName("first-contentful-paint")) resolve(entry.startTime);
@@ -52,8 +52,13 @@ def chromium_path() -> str | None:
     return os.environ.get("KVADVISOR_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-def first_paints(address: str, publish: Callable[[float], AbstractContextManager[None]], seconds: float) -> Paints:
-    """Visit the pages of the service at `address` in turn for `seconds`, each once at least, beside a publisher."""
+def first_paints(
+    address: str, publish: Callable[[float], AbstractContextManager[None]], seconds: float, *, volume: str
+) -> Paints:
+    """Visit the pages of the service at `address` in turn for `seconds`, each once at least, beside a publisher.
+
+    Of volumes and blocks one each: `volume`, and a block on it.
+    """
     executable = chromium_path()
     try:
         from playwright.sync_api import sync_playwright
@@ -63,7 +68,7 @@ def first_paints(address: str, publish: Callable[[float], AbstractContextManager
         return Paints(note=NO_CHROMIUM)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=list(CHROMIUM_ARGUMENTS))
-        pages = _pages(browser, f"http://{address}")
+        pages = _pages(browser, f"http://{address}", volume)
         due = itertools.cycle(pages.items())
         by_page_ms: dict[str, list[float]] = defaultdict(list)
         while len(by_page_ms) < len(pages):
@@ -77,13 +82,13 @@ def first_paints(address: str, publish: Callable[[float], AbstractContextManager
     return Paints(dict(by_page_ms))
 
 
-def _pages(browser: Browser, url: str) -> dict[str, str]:
+def _pages(browser: Browser, url: str, volume: str) -> dict[str, str]:
     """Addresses by name: what the navigation has, one block, its place in the prefix tree, one volume, the plan.
 
     The prefix tree's first picture is waited for: without it the page has little to paint.
     """
     context = browser.new_context()
-    block = context.request.get(f"{url}/api/v1/blocks?limit=1&volume=slow").json()["blocks"][0]
+    block = context.request.get(f"{url}/api/v1/blocks?limit=1&volume={volume}").json()["blocks"][0]
     give_up_s = time.monotonic() + PICTURE_WAIT_S
     while "refresh" in context.request.get(f"{url}/prefixes").headers:
         if time.monotonic() > give_up_s:
@@ -95,7 +100,7 @@ def _pages(browser: Browser, url: str) -> dict[str, str]:
     return pages | {
         "One prefix": f"{url}/prefixes?{at}",
         "One block": f"{url}/blocks/{block['hash']}",
-        "One volume": f"{url}/volumes/slow",
+        "One volume": f"{url}/volumes/{volume}",
         "Plan": f"{url}/moves/plan",
     }
 
