@@ -26,6 +26,7 @@ from advisor.pipeline import StoppedError
 from advisor.tracing import Span, no_span
 from advisor.transfer_times import RecentTransfers
 from advisor.turnstile import Turnstile
+from advisor.wording import moment_text
 from storage_agent.errors import AgentUnreachable, CommandRefused, StaleTerm
 from storage_agent.port import AgentStat, CommandOutcome
 
@@ -273,7 +274,8 @@ class Mover(threading.Thread):
             with self._guard:
                 if not self._stopping.is_set() and name not in self.unreachable:
                     _log.warning("agent unreachable", agent=name, fault=str(fault))
-                    self.unreachable = {**self.unreachable, name: f"{fault} (since {time.strftime('%H:%M:%S')})"}
+                    since = moment_text(time.time_ns() // 1000)
+                    self.unreachable = {**self.unreachable, name: f"{fault} (since {since} UTC)"}
             return None
         with self._guard:
             if name in self.unreachable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 
 def bytes_text(count: float) -> str:
     """1536 → `1.54 kB`; decimal, as storage is sold and as the pages show it."""
@@ -23,6 +25,11 @@ def duration_text(seconds: float) -> str:
             return f"{_figures(seconds)} {unit}"
         seconds /= 60
     return f"{_figures(seconds)} h"
+
+
+def moment_text(time_us: int) -> str:
+    """UTC date and time of µs since the epoch: `2026-03-04 18:04:11`."""
+    return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def ordinal(number: int) -> str:

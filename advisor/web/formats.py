@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from advisor.wording import duration_text
+from advisor.wording import duration_text, moment_text
 
 NOTHING = "–"
 """Written where there is no value yet."""
@@ -145,7 +145,7 @@ def exact(value: int) -> str:
 
 def moment(time_us: int) -> str:
     """UTC date and time of µs since the epoch: `2026-03-04 18:04:11`."""
-    return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S") if time_us else NOTHING
+    return moment_text(time_us) if time_us else NOTHING
 
 
 def timestamp(time_us: int) -> str:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from advisor.wording import bytes_text, duration_text, ordinal
+from advisor.wording import bytes_text, duration_text, moment_text, ordinal
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,13 @@ def test_durations_take_the_unit_that_fits(seconds: float, text: str) -> None:
 )
 def test_ordinals(number: int, text: str) -> None:
     assert ordinal(number) == text
+
+
+def test_a_moment_is_said_in_utc_with_its_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    time.tzset()
+    try:
+        assert moment_text(1_764_440_651_250_000) == "2025-11-29 18:24:11"
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -24,7 +24,7 @@
     if (!lost) return;
     const time = new Date(heardMs).toISOString();
     since.dateTime = time;
-    since.textContent = `${time.slice(11, 19)} UTC`;
+    since.textContent = `${time.slice(0, 10)} ${time.slice(11, 19)} UTC`;
   }
 
   document.addEventListener("htmx:sse:before:message", heard);

@@ -47,7 +47,7 @@
     if (!isLost) return;
     const since = document.getElementById("lost-since");
     since.dateTime = new Date(heardMs).toISOString();
-    since.textContent = `${since.dateTime.slice(11, 19)} UTC`;
+    since.textContent = `${since.dateTime.slice(0, 10)} ${since.dateTime.slice(11, 19)} UTC`;
     document.getElementById("lost-where").textContent = location.origin;
   }
 
