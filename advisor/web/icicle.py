@@ -17,6 +17,8 @@ LABELLED = 0.07
 """Share from which on a box has its text."""
 HEAT_STEPS = (0.0, 1.0, 4.0, 16.0, 64.0)
 """Uses a block, each the most of a step; a last step is for more."""
+RECENT_STEPS_S = (86_400.0, 3_600.0, 600.0, 60.0, 10.0)
+"""Seconds since the last use, each the bound of a step; a first step is for longer, or never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,13 @@ def heat_step(figures: SubtreeFigures) -> int:
     return sum(uses_per_block > most for most in HEAT_STEPS)
 
 
+def recent_step(figures: SubtreeFigures, as_of_us: int) -> int:
+    if not figures.last_use_us:
+        return 0
+    age_s = (as_of_us - figures.last_use_us) / 1e6
+    return sum(age_s <= bound_s for bound_s in RECENT_STEPS_S)
+
+
 def figures_text(figures: SubtreeFigures) -> str:
     return (
         f"{formats.counted(figures.blocks, 'blocks')}, {formats.told_size(figures.block_bytes, figures.blocks)}, "
@@ -86,10 +95,10 @@ def figures_text(figures: SubtreeFigures) -> str:
 
 
 def draw(tree: PrefixTree, colour: str) -> Icicle:
-    """`colour` is tier or heat."""
+    """`colour` is tier, heat or recent."""
     by_bytes = tree.figures.block_bytes > 0
     whole = measure(tree.figures, by_bytes)
-    drawing = _Drawing(whole, by_bytes, colour)
+    drawing = _Drawing(whole, by_bytes, colour, tree.as_of_us)
     if whole:
         drawing.row_of(tree.nodes, tree.others, row=0, x=0.0, above=-1)
     rows = max((box.row for box in drawing.boxes), default=-1) + 1
@@ -97,8 +106,8 @@ def draw(tree: PrefixTree, colour: str) -> Icicle:
 
 
 class _Drawing:
-    def __init__(self, whole: int, by_bytes: bool, colour: str) -> None:
-        self._whole, self._by_bytes, self._colour = whole, by_bytes, colour
+    def __init__(self, whole: int, by_bytes: bool, colour: str, as_of_us: int) -> None:
+        self._whole, self._by_bytes, self._colour, self._as_of_us = whole, by_bytes, colour, as_of_us
         self.boxes: list[Box] = []
         self.narrow = 0
 
@@ -134,16 +143,17 @@ class _Drawing:
         self.boxes.append(
             Box(
                 number, above, row, x, width, node, says, title if is_labelled else "", size if is_labelled else "",
-                bands(figures, self._colour),
+                bands(figures, self._colour, self._as_of_us),
             )
         )  # fmt: skip
         return number
 
 
-def bands(figures: SubtreeFigures, colour: str) -> list[Band]:
-    """What a box is coloured with: its tiers by their shares, or one step of heat."""
-    if colour == "heat":
-        return [Band(f"heat{heat_step(figures)}", 0.0, 1.0)]
+def bands(figures: SubtreeFigures, colour: str, as_of_us: int) -> list[Band]:
+    """What a box is coloured with: its tiers by their shares, or one step of heat, by all uses or by the last one."""
+    if colour != "tier":
+        step = heat_step(figures) if colour == "heat" else recent_step(figures, as_of_us)
+        return [Band(f"heat{step}", 0.0, 1.0)]
     x, made = 0.0, []
     for tier, share in shares_by_tier(figures):
         made.append(Band(f"g{tier}", x, share))

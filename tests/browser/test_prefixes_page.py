@@ -65,6 +65,10 @@ def test_the_tree_is_walked_by_click_and_keyboard_and_says_what_it_shows(chromiu
     page.get_by_role("link", name="heat", exact=True).click()
     expect(page.locator(".icicle rect.heat3")).not_to_have_count(0)
     expect(page.locator(".icicle rect.g1")).to_have_count(0)
+    page.get_by_role("link", name="last use", exact=True).click()
+    expect(page.locator(".legend")).to_contain_text("longer, or never")
+    page.get_by_role("link", name="heat", exact=True).click()
+    expect(page.locator(".legend")).to_contain_text("uses a block")
     page.locator("#explorer tbody a").nth(2).click()
     is_at(page, BOT)
     assert "colour=heat" in page.url

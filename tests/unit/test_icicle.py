@@ -6,15 +6,15 @@ import pytest
 
 from advisor.prefix_views import OtherNodes, PrefixNode, PrefixTree, SubtreeFigures
 from advisor.views import TierView
-from advisor.web.icicle import NARROWEST, Band, bands, draw, heat_step
+from advisor.web.icicle import NARROWEST, Band, bands, draw, heat_step, recent_step
 
 
-def figures(*sizes: tuple[int, int, int], uses: int = 0) -> SubtreeFigures:
+def figures(*sizes: tuple[int, int, int], uses: int = 0, last_use_us: int = 0) -> SubtreeFigures:
     """`sizes`: tier, blocks, bytes."""
     return SubtreeFigures(
         blocks=sum(blocks for _, blocks, _ in sizes), block_bytes=sum(each for _, _, each in sizes),
         tiers=[TierView(tier=tier, blocks=blocks, block_bytes=each) for tier, blocks, each in sizes],
-        uses=uses, last_use_us=0,
+        uses=uses, last_use_us=last_use_us,
     )  # fmt: skip
 
 
@@ -70,4 +70,13 @@ def test_nothing_is_drawn_of_nothing() -> None:
 def test_heat_is_uses_a_block_in_steps(uses: int, step: int) -> None:
     four_blocks = figures((2, 4, 400), uses=uses)
     assert heat_step(four_blocks) == step
-    assert bands(four_blocks, "heat") == [Band(f"heat{step}", 0.0, 1.0)]
+    assert bands(four_blocks, "heat", 0) == [Band(f"heat{step}", 0.0, 1.0)]
+
+
+@pytest.mark.parametrize(("age_s", "step"), [(0, 5), (10, 5), (11, 4), (600, 3), (601, 2), (86_400, 1), (86_401, 0)])
+def test_recent_is_the_time_since_the_last_use_in_steps(age_s: int, step: int) -> None:
+    now_us = 1_000_000_000_000
+    used = figures((2, 4, 400), uses=7, last_use_us=now_us - age_s * 1_000_000)
+    assert recent_step(used, now_us) == step
+    assert bands(used, "recent", now_us) == [Band(f"heat{step}", 0.0, 1.0)]
+    assert recent_step(figures((2, 4, 400)), now_us) == 0, "never used"
