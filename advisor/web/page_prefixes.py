@@ -80,7 +80,8 @@ def prefixes_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRoute
             drawing=None if tree is None else icicle.draw(tree, query.colour), problem=problem, is_gone=is_gone,
             links=Links(query), every_s=EVERY_S if tree else AGAIN_S,
             heat_steps=icicle.HEAT_STEPS, recent_steps_s=icicle.RECENT_STEPS_S,
-            tiers_text=icicle.tiers_text, branches=icicle.branches, bands=icicle.bands, now_us=parts.reader.summary().now_us,
+            tiers_text=icicle.tiers_text, branches=icicle.branches, bands=icicle.bands,
+            now_us=parts.reader.summary().now_us,
         )  # fmt: skip
         # Without a script the browser asks again by itself.
         return HTMLResponse(shown, headers={"Refresh": str(AGAIN_S)} if problem else None)
