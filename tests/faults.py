@@ -24,7 +24,7 @@ PASSES: Final[Fault] = (0,)
 Frames = list[bytes]
 _DEALERS_MAX: Final = 64
 _POLL_MS: Final = 20
-_PATIENCE_S: Final = 30.0
+_PATIENCE_S: Final = 60.0
 _T = TypeVar("_T")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.ports import free_ports
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 
 
 class NatsServer:

@@ -21,7 +21,7 @@ from tests.contract.transports import wait_for
 from tests.nats_server import NatsServer, nats_server
 
 NAMESPACE = Namespace(tenant="t")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def key(number: int) -> BlockKey:

@@ -13,7 +13,7 @@ from event_plane.transport import Message, Received, ResendEnd, Subscriber
 from event_plane.wire import decode
 
 PRODUCER = 7
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 Place = tuple[str, str | None]
 """URL and resend URL."""
 WITH_A_SERVER = ["nats", "jetstream"]

@@ -19,7 +19,7 @@ from pathlib import Path
 PARENT, ADVISOR, ENGINE = "parent", "advisor", "engine"
 VICTIMS = (PARENT, ADVISOR, ENGINE)
 START_S_MAX = 90.0
-GONE_S_MAX = 20.0
+GONE_S_MAX = 60.0
 
 
 class RunningDemo:
@@ -67,7 +67,7 @@ class RunningDemo:
         while not holds():
             assert self.process.poll() is None, f"the demo ended before {what}: {self.err}"
             assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def wait_for_moves(self, count: int) -> None:
         """Until so many moves are done, and some are open."""
@@ -75,7 +75,7 @@ class RunningDemo:
         url = next(word for word in self.out.split() if word.startswith("http://"))
 
         def moving() -> bool:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}api/v1/summary", timeout=5) as answer:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}api/v1/summary", timeout=60) as answer:
                 summary = json.load(answer)
                 return int(summary["moves_total"]) >= count and int(summary["moves_open"]) > 0
             return False

@@ -13,7 +13,7 @@ from event_plane.dialects.known import Detector, open_dialect
 from event_plane.transport import Message
 from tests.foreign_streams import CONFIGURED, envelope, hashes, router_event, router_stored
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 PUBLISHER = 0xAB
 
 

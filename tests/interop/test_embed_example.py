@@ -34,13 +34,13 @@ def test_example_prints_the_blocks_of_a_vllm_publisher_in_ten_lines_until_ctrl_c
                 # A PUB socket drops what it sends before the subscriber has joined: send until it has printed.
                 poller = zmq.Poller()
                 poller.register(example.stdout.fileno(), zmq.POLLIN)
-                for _ in range(300):
+                for _ in range(1_000):
                     publisher.send_multipart((b"kv", (0).to_bytes(8, "big"), payload))
                     if poller.poll(100):
                         break
                 assert example.stdout.readline().split() == [f"{0xBEEF:032x}", "['engine/kv/dp0/GPU']"]
                 example.send_signal(signal.SIGINT)
-                _, errors = example.communicate(timeout=30)
+                _, errors = example.communicate(timeout=60)
             finally:
                 example.kill()
         assert (example.returncode, errors) == (0, "")

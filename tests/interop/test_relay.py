@@ -26,7 +26,7 @@ from event_plane.transport import Message, Subscriber
 from tests.foreign_streams import CONFIGURED, Key, live
 from tests.nats_server import nats_server
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 NAMESPACE = Namespace(model="m")
 
 

@@ -29,7 +29,7 @@ NAMESPACE = Namespace(tenant="acme", model="tiny")
 PRODUCER = 77
 
 
-def eventually(holds: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+def eventually(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

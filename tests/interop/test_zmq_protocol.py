@@ -19,7 +19,7 @@ from event_plane.wire import decode
 from event_plane.zmq_transport import ZmqPublisher, ZmqSubscriber
 from tests.ports import free_ports
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 OpenSocket = Callable[[int], zmq.Socket[bytes]]
 END = b"\xff" * 8
 PAYLOAD = msgspec.msgpack.encode([1.0, [["AllBlocksCleared"]], 0])

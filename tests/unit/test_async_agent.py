@@ -33,7 +33,7 @@ from storage_agent.shards import Shard
 
 NAMESPACE = Namespace(tenant="async")
 BLOCK_BYTES = 8192
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def key(number: int) -> BlockKey:
