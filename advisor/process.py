@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import os
 import signal
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
+_STANDARD_ERROR = 2
+_ending = threading.Event()
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -37,6 +40,15 @@ def answer_soon() -> None:
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(0.001)
+
+
+def end_within(seconds: float) -> None:
+    """Give this process so long to end in order. Then it ends with status 1, however stuck its threads are, and says on
+    standard error where each of them stands. A second call changes nothing. May be called by a signal's handler."""
+    if not _ending.is_set():
+        _ending.set()
+        # It needs neither a thread of Python's nor its lock, which what is stuck may hold.
+        faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from advisor.access.service_door import require_door
 from advisor.admin_parts import parts_of
 from advisor.api.app import create_app
 from advisor.api.server import AdminServer, open_socket, require_certificate
-from advisor.process import answer_soon, die_with_parent
+from advisor.process import answer_soon, die_with_parent, end_within
 from advisor.service import AdvisorService
 from advisor.settings import load_settings
 
@@ -44,7 +44,7 @@ def serve(
         listener.listen()
         server = _Server(create_app(parts), listener, settings.api)
         answer_soon()
-        asyncio.run(_serve(service, server))
+        asyncio.run(_serve(service, server, settings.stop_within_s))
         if service.failure is not None:
             raise service.failure
 
@@ -56,18 +56,25 @@ class _Server(AdminServer):
         yield
 
 
-async def _serve(service: AdvisorService, server: AdminServer) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, setattr, server, "should_exit", True)
-    typer.echo(f"kvadvisor serve: admin view at {server.url} (Ctrl-C stops it)")
-    watch = asyncio.create_task(_stop_with(service, server))
-    await server.serve_until_told()
-    # Ends the watcher's thread too, which waits for the service's own event.
-    service.stopping.set()
-    await watch
+async def _serve(service: AdvisorService, server: AdminServer, stop_within_s: float) -> None:
+    def stop(*_: object) -> None:
+        end_within(stop_within_s)
+        server.should_exit = True
+
+    # Not by the loop, which may be what is stuck.
+    former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        typer.echo(f"kvadvisor serve: admin view at {server.url} (Ctrl-C stops it)")
+        watch = asyncio.create_task(_stop_with(service, stop))
+        await server.serve_until_told()
+        # Ends the watcher's thread too, which waits for the service's own event.
+        service.stopping.set()
+        await watch
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
-async def _stop_with(service: AdvisorService, server: AdminServer) -> None:
+async def _stop_with(service: AdvisorService, stop: Callable[[], None]) -> None:
     await asyncio.to_thread(service.stopping.wait)
-    server.should_exit = True
+    stop()

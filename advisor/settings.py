@@ -277,6 +277,8 @@ class AdvisorSettings(BaseSettings):
     commit_batches_max: int = Field(default=64, ge=1, le=4_096)
     checkpoint_interval_s: float = Field(default=300.0, ge=1.0, le=86_400)
     """Between checkpoints of the folded state; one more is made at an orderly stop."""
+    stop_within_s: float = Field(default=90.0, ge=1.0, le=3_600)
+    """From a signal to the end of `kvadvisor serve`, by force where something is stuck."""
     index_memory_bytes_max: int = Field(default=4 << 30, ge=1 << 20, le=1 << 44)
     """Memory of the index. When it is full, Stores of blocks that are not there are skipped and counted."""
     api: ApiSettings = ApiSettings()
