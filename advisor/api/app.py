@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 
 from advisor.access.identity import Scope
 from advisor.api import problems
@@ -41,6 +42,8 @@ from advisor.api.usage import usage_routes
 from advisor.api.volumes import volume_routes
 from advisor.web.pages import Pages
 from advisor.web.routes import page_routes, static_files
+
+Part = TypeVar("Part")
 
 DESCRIPTION = (
     "Which KV blocks live where, which are hot, and what is being moved. Times are µs since the epoch, UTC. "
@@ -83,33 +86,8 @@ def create_app(parts: AdminParts) -> FastAPI:
     def openapi() -> dict[str, Any]:
         return app.openapi()
 
-    app.include_router(probe_routes(parts.reader, parts.metrics))
-    app.include_router(api_routes(parts.reader))
-    app.include_router(stream_routes(parts.reader, feed))
-    app.include_router(block_routes(parts.reader, parts.blocks))
-    if parts.audit is not None:
-        app.include_router(audit_routes(parts.audit))
-    app.include_router(advice_routes(parts.reader))
-    app.include_router(policy_routes(parts.reader))
-    if parts.actions is not None:
-        app.include_router(action_routes(parts.actions))
-    if parts.policies is not None:
-        app.include_router(policy_change_routes(parts.policies))
-    if parts.plans is not None:
-        app.include_router(plan_routes(parts.plans))
-    if parts.deletions is not None:
-        app.include_router(deletion_routes(parts.deletions))
-    if parts.volumes is not None:
-        app.include_router(volume_routes(parts.volumes, parts.actions))
-    if parts.prefixes is not None:
-        app.include_router(prefix_routes(parts.prefixes))
-    if parts.usage is not None:
-        app.include_router(usage_routes(parts.usage))
-    if parts.recordings is not None:
-        app.include_router(recording_routes(parts.recordings))
-    if parts.replays is not None:
-        app.include_router(replay_routes(parts.replays))
-    app.include_router(identity_routes(parts))
+    for router in _routers(parts, feed):
+        app.include_router(router)
     app.include_router(page_routes(pages, parts, feed))
     app.mount("/static", static_files(), name="static")
     app.add_middleware(ETags)
@@ -120,3 +98,31 @@ def create_app(parts: AdminParts) -> FastAPI:
     app.add_middleware(Guard, hosts=parts.api.hosts, secure=parts.api.is_secure)
     app.add_middleware(Measuring, observe=parts.observe, span=parts.span)
     return app
+
+
+def _routers(parts: AdminParts, feed: LiveFeed) -> list[APIRouter]:
+    reader = parts.reader
+    return [
+        probe_routes(reader, parts.metrics),
+        api_routes(reader),
+        stream_routes(reader, feed),
+        block_routes(reader, parts.blocks),
+        *_of(parts.audit, audit_routes),
+        advice_routes(reader),
+        policy_routes(reader),
+        *_of(parts.actions, action_routes),
+        *_of(parts.policies, policy_change_routes),
+        *_of(parts.plans, plan_routes),
+        *_of(parts.deletions, deletion_routes),
+        *_of(parts.volumes, partial(volume_routes, actions=parts.actions)),
+        *_of(parts.prefixes, prefix_routes),
+        *_of(parts.usage, usage_routes),
+        *_of(parts.recordings, recording_routes),
+        *_of(parts.replays, replay_routes),
+        identity_routes(parts),
+    ]
+
+
+def _of(part: Part | None, routes: Callable[[Part], APIRouter]) -> list[APIRouter]:
+    """Those of a part that may be missing."""
+    return [] if part is None else [routes(part)]
