@@ -106,7 +106,7 @@ def test_lost_stream_says_since_when_and_recovers(chromium: Browser, reader: Sam
     first.stop()
     lost = page.locator("#lost")
     expect(lost).to_be_visible()
-    expect(lost).to_contain_text(re.compile(r"since \d\d:\d\d:\d\d UTC"))
+    expect(lost).to_contain_text(re.compile(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"))
     expect(lost).to_contain_text(first.url.rstrip("/"))
     expect(page.locator("#offline")).to_be_visible()
     expect(page.locator("#status .pill")).to_be_hidden()
