@@ -1,4 +1,4 @@
-"""`kvadvisor serve` whose plans never return once a file `stuck` lies beside its settings: the fold's lock stays held."""
+"""`kvadvisor serve` whose plans never return once a file `stuck` lies beside its settings, with the fold's lock held."""
 
 from __future__ import annotations
 
