@@ -1,4 +1,4 @@
-"""`kvadvisor serve` whose plans never return once a file `stuck` lies beside its settings, with the fold's lock held."""
+"""`kvadvisor serve` whose plans never return, with the lock held, once a file `stuck` lies beside its settings."""
 
 from __future__ import annotations
 
