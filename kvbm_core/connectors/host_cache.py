@@ -58,7 +58,7 @@ class Lookup:
                 except concurrent.futures.TimeoutError:
                     return None
                 self._coming = None
-                self._cache.came(came)
+                self._cache.seal(came.blocks)
                 self._held += came.blocks
             self.state = next_state(self.state, LookupTrigger.ARRIVE)
         return self._held
@@ -117,6 +117,8 @@ class HostCache:
         # [blocks, 1, tokens, heads, head_dim] as [blocks, heads, tokens, head_dim]
         self._host = tuple(each[:, 0].permute(0, 2, 1, 3) for each in manager.device.layer_tensors)
         self._sums = BlockSums(manager.device)
+        self._sealed: dict[int, BlockIdentity] = {}
+        """By block, what the sum was taken of: the very object that the block was registered with."""
         self._owned = ExitStack()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -146,11 +148,12 @@ class HostCache:
             self._counts["found_blocks"] += len(blocks)
         return Load(ticket, tuple(block.index for block in blocks), tuple(engine_blocks))
 
-    def came(self, found: Onboarded) -> None:
-        """Blocks came from volumes: what they are now is what they must be when they are copied on."""
-        fresh = [block.index for block, source in zip(found.blocks, found.sources, strict=True) if _is_volume(source)]
+    def seal(self, blocks: Sequence[ImmutableBlock]) -> None:
+        """What these blocks are now is what they must be when they are copied on, where that was not said before."""
+        fresh = [block for block in blocks if self._sealed.get(block.index) is not block.identity]
         if fresh:
-            self._sums.take(fresh)
+            self._sums.take([block.index for block in fresh])
+            self._sealed.update((block.index, block.identity) for block in fresh)
 
     def reset(self) -> None:
         """Forget every block of the host. Raises `BlockStateError` while one is in use."""
@@ -163,7 +166,9 @@ class HostCache:
         if not loads:
             return
         self._loads = list(loads)
-        pairs = [pair for load in loads for pair in zip(load.host_blocks, load.engine_blocks, strict=True)]
+        with self._lock:
+            held = [block for load in loads for block in self._held[load.ticket]]
+        pairs = list(zip(held, (block for load in loads for block in load.engine_blocks), strict=True))
         good: list[tuple[int, int]] = []
         ready = _recorded(self._layers[0])  # an earlier step may still read what was in these blocks
         self._loading = [self._copying.submit(self._sort_out, pairs, good, ready)]
@@ -221,8 +226,8 @@ class HostCache:
             return
         for future in layers.values():
             future.result()
-        self._sums.take([place.index for place in stored.places])
         registered = self.manager.register_many(self.manager.complete(stored.places, stored.identities))
+        self.seal(registered)
         _release(registered)
         self._count("saved_blocks", len(registered))
         if self.has_volumes:
@@ -262,12 +267,14 @@ class HostCache:
         self._owned.close()
 
     def _sort_out(
-        self, pairs: Sequence[tuple[int, int]], good: list[tuple[int, int]], ready: Callable[[], None]
+        self, pairs: Sequence[tuple[ImmutableBlock, int]], good: list[tuple[int, int]], ready: Callable[[], None]
     ) -> None:
         ready()
-        host = [host_block for host_block, _ in pairs]
+        blocks = [block for block, _ in pairs]
+        self.seal(blocks)  # those that another request's lookup brought in, which has not been asked since
+        host = [block.index for block in blocks]
         right = self._sums.check_copies(host, self.manager.device, host)
-        good += [pair for pair, is_right in zip(pairs, right, strict=True) if is_right]
+        good += [(block.index, engine) for (block, engine), is_right in zip(pairs, right, strict=True) if is_right]
         self._failed |= {engine for (_, engine), is_right in zip(pairs, right, strict=True) if not is_right}
 
     def _load_layer(self, layer: int, good: Sequence[tuple[int, int]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,6 +155,21 @@ def test_a_block_of_the_host_that_changed_is_reported_and_not_loaded(engine: Eng
     engine.schedule.reset()  # so that the good copy on the volume is found
     assert engine.serve("c", [1, 2, 3], [11, 12, 13]) == 3
     assert engine.holds([1, 2, 3], [11, 12, 13])
+
+
+def test_blocks_that_another_lookup_brought_in_are_loaded_before_it_is_asked_again(engine: Engine) -> None:
+    engine.serve("a", [1, 2, 3], [0, 1, 2])
+    engine.schedule.reset()
+    engine.schedule.step([Scheduled("other", 0, [])])  # an engine at work waits for no lookup
+    engine.ask("b", [1, 2, 3])
+    while engine.cache.manager.occupancy().device.active < 3:
+        time.sleep(0.001)
+
+    assert engine.serve("c", [1, 2, 3], [8, 9, 10]) == 3
+
+    assert engine.failed == set()
+    assert engine.holds([1, 2, 3], [8, 9, 10])
+    engine.schedule.finished("b")
 
 
 def test_nothing_is_saved_of_a_step_that_was_planned_before_a_failure_was_told(engine: Engine) -> None:

@@ -138,11 +138,13 @@ class Commands:
         manager = self._host_cache().manager
         return [list(key) for digit in range(16) for key in manager.find_keys(f"{digit:x}")]
 
-    def corrupt_host(self, block: int) -> bool:
-        """Flip a byte of a block in host memory."""
-        payload = self._host_cache().manager.device.payload(block)
-        payload[7] ^= 0xFF
-        return True
+    def corrupt_host(self, every: int) -> int:
+        """Flip a byte of every so-manieth block in host memory; how many."""
+        tier = self._host_cache().manager.own_tier("host")
+        places = [tier.pool.find(key).slot for key in tier.pool.registered_keys()[::every]]
+        for place in places:
+            tier.storage.payload(place)[7] ^= 0xFF
+        return len(places)
 
     def _host_cache(self) -> Any:
         from kvbm_core.connectors import host_cache

@@ -92,9 +92,9 @@ def test_blocks_come_from_a_volume(bench: Bench, first: Engine) -> None:
 
 
 def test_a_block_that_changed_in_the_host_is_computed_again_and_counted(bench: Bench, first: Engine) -> None:
+    first.ask("settle")  # a block that is on its way to a volume would be bad there
     first.ask("reset")
-    for block in range(0, 200, 5):
-        first.ask("corrupt_host", block=block)
+    assert first.ask("corrupt_host", every=20) > 10
 
     bench.right(first)
 
