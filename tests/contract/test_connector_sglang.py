@@ -198,7 +198,8 @@ def _through_sglang(bench: Bench, layout: str) -> None:
         "class_name": "KvAdvisorHiCache",
         SETTINGS_KEY: {"agent_url": bench.url, "volume": "fast"},
     }
-    facts = vars(Facts(extra, model_name=layout)) | {"enable_storage_metrics": False, "is_page_first_layout": layout == "page_first"}
+    more = {"enable_storage_metrics": False, "is_page_first_layout": layout == "page_first"}
+    facts = vars(Facts(extra, model_name=layout)) | more
     backend = factory.create_backend("dynamic", storage.HiCacheStorageConfig(**facts), pool)
     assert isinstance(backend, storage.HiCacheStorage)
     backend.register_mem_pool_host(pool)
