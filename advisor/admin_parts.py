@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from advisor.access.service_door import open_door
 from advisor.actions import ServiceActions
@@ -27,7 +27,7 @@ from advisor.volume_desk import ServiceVolumes
 @contextmanager
 def parts_of(service: AdvisorService) -> Iterator[AdminParts]:
     """Recordings and replays that are under way end with it. Raises as `open_door` and the desks do."""
-    with RecordingDesk(service) as recordings, ReplayDesk(service, recordings) as replays:
+    with closing(RecordingDesk(service)) as recordings, closing(ReplayDesk(service, recordings)) as replays:
         log = LogDesk(service)
         reader = ServiceReader(service, log)
         yield AdminParts(

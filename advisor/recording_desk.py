@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from advisor.attended import NICE
 from advisor.entries import OperatorEntry
@@ -55,14 +54,6 @@ class RecordingDesk:
     @property
     def upload_bytes_max(self) -> int:
         return self._service.settings.api.upload_bytes_max
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends what is under way: recordings are whole then, uploads are gone. Before the service stops."""

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 from uuid import uuid4
 
 import structlog
@@ -74,14 +73,6 @@ class ReplayDesk:
         # The children end with the thread that began them, so that it lives as long as the desk.
         self._worker = threading.Thread(target=self._work, name="kvadvisor-replays", daemon=True)
         self._worker.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Kills what runs. Idempotent."""

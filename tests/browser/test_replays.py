@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,8 @@ def test_a_trace_is_sent_replayed_and_its_report_read_in_a_sandbox(chromium: Bro
     settings = AdvisorSettings(directory=tmp_path / "advisor")
     with (
         AdvisorService(settings) as service,
-        RecordingDesk(service, nice=0) as desk,
-        ReplayDesk(service, desk, nice=0) as runs,
+        closing(RecordingDesk(service, nice=0)) as desk,
+        closing(ReplayDesk(service, desk, nice=0)) as runs,
         serving(SampleReader(), recordings=desk, replays=runs) as served,
     ):
         watched = opened(chromium, f"{served.url}replay", color_scheme="dark")

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, urls: list[str]) -> Iterat
 
 @pytest.fixture(scope="module")
 def desk(service: AdvisorService) -> Iterator[RecordingDesk]:
-    with RecordingDesk(service, nice=0) as opened:
+    with closing(RecordingDesk(service, nice=0)) as opened:
         yield opened
 
 
@@ -245,7 +246,7 @@ def test_who_sent_a_file_is_known(desk: RecordingDesk) -> None:
 
 
 def test_a_disk_with_little_room_takes_nothing_and_says_so(service: AdvisorService) -> None:
-    with RecordingDesk(service, free_bytes_min=1 << 60) as full:
+    with closing(RecordingDesk(service, free_bytes_min=1 << 60)) as full:
         with pytest.raises(NoRoom, match="are left to the event log: free space, or delete recordings"):
             full.start("ann", "r", seconds=None, events=None)
         with pytest.raises(NoRoom):
@@ -267,7 +268,7 @@ def test_what_a_killed_recorder_left_is_listed_as_cut_and_can_be_deleted(desk: R
 
 
 def test_closing_ends_recordings_whole(service: AdvisorService, publisher: BatchPublisher, folder: Path) -> None:
-    with RecordingDesk(service, nice=0) as closed:
+    with closing(RecordingDesk(service, nice=0)) as closed:
         closed.start("ann", "last", seconds=None, events=None)
         publish(service, publisher, range(61, 71))
     assert sum(len(each.batch.records) for each in read_parquet(folder / "last")) == 10

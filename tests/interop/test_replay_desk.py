@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdvisorService
 
 @pytest.fixture(scope="module")
 def recordings(service: AdvisorService) -> Iterator[RecordingDesk]:
-    with RecordingDesk(service, nice=0) as opened:
+    with closing(RecordingDesk(service, nice=0)) as opened:
         lines = [
             {"timestamp": turn * 1_000, "input_length": 2_048, "output_length": 1, "hash_ids": [1, 2, 3, turn]}
             for turn in range(4, 34)
@@ -51,7 +52,7 @@ def recordings(service: AdvisorService) -> Iterator[RecordingDesk]:
 
 @pytest.fixture
 def desk(service: AdvisorService, recordings: RecordingDesk) -> Iterator[ReplayDesk]:
-    with ReplayDesk(service, recordings, nice=0) as opened:
+    with closing(ReplayDesk(service, recordings, nice=0)) as opened:
         yield opened
         for view in opened.list():
             opened.delete("test", view.id)
@@ -114,7 +115,7 @@ def test_eight_wait_and_the_one_that_runs_ends_when_it_is_cancelled(desk: Replay
 def test_closing_ends_what_runs_and_the_next_start_tells_of_it(
     service: AdvisorService, recordings: RecordingDesk
 ) -> None:
-    with ReplayDesk(service, recordings, nice=0) as closed:
+    with closing(ReplayDesk(service, recordings, nice=0)) as closed:
         first, second = closed.start("ann", ONE), closed.start("ann", ONE)
         eventually(lambda: bool(children()), "a child process")
     assert children() == []
@@ -123,7 +124,7 @@ def test_closing_ends_what_runs_and_the_next_start_tells_of_it(
     torn = json.loads((folder / second.id / "replay.json").read_bytes()) | {"state": "running", "note": ""}
     (folder / second.id / "replay.json").write_text(json.dumps(torn))
     (folder / "odd").mkdir()
-    with ReplayDesk(service, recordings, nice=0) as again:
+    with closing(ReplayDesk(service, recordings, nice=0)) as again:
         assert {view.id: (view.state, view.note) for view in again.list()} == {
             each.id: ("failed", "the advisor stopped meanwhile: start it again") for each in (first, second)
         }
@@ -159,7 +160,7 @@ def test_the_last_fifty_are_kept(service: AdvisorService, recordings: RecordingD
         )  # fmt: skip
         (folder / view.id).mkdir()
         (folder / view.id / "replay.json").write_text(view.model_dump_json())
-    with ReplayDesk(service, recordings, nice=0) as desk:
+    with closing(ReplayDesk(service, recordings, nice=0)) as desk:
         newest = desk.start("ann", ONE)
         kept = [view.id for view in desk.list()]
         assert kept == [newest.id, *(f"r-{number:012x}" for number in range(KEPT_MAX - 1, 0, -1))]
