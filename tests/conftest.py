@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ import structlog
 from hypothesis import settings
 
 from tests.examples import LONG, examples
+from tests.ports import free_ports
 from tests.postgres import PostgresServer
 from tests.seaweed import seaweed  # noqa: F401 -- a fixture, one server for all tests
 
@@ -53,9 +53,7 @@ def shared_data() -> Path:
 @pytest.fixture
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @pytest.fixture(scope="session")

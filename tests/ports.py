@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import socket
+from typing import Final
+
+_PORTS: Final = range(10_000, 32_768)
+"""Below those that Linux gives to connections: one of these could be taken again before the server has it."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    """Ports that were free a moment ago, all different. Drawn anew by each process, whatever Hypothesis seeds."""
+    found: list[int] = []
+    with contextlib.ExitStack() as probes:
+        while len(found) < count:
+            port, probe = secrets.choice(_PORTS), probes.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
