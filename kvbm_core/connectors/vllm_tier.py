@@ -11,7 +11,7 @@ own rule, that of its file tier: its digest is part of the namespace.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,7 @@ class KvAdvisorTier(SecondaryTierManager):  # type: ignore[misc]
         self._finished: SimpleQueue[JobResult] = SimpleQueue()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        self._note(key, req_context)
         found = self._lookups.lookup(key, req_context)
         if found is None:
             return LookupResult.RETRY
@@ -119,6 +120,11 @@ class KvAdvisorTier(SecondaryTierManager):  # type: ignore[misc]
                 loaded = set(result.successful_keys or ())
                 self._lookups.mark_miss([key for key in keys if key not in loaded])
             results.append(result)
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Chunks that the GPU or host memory had: what is stored later comes behind them. No use of the volume's."""
+        for key in keys:
+            self._note(key, req_context)
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         return RequestOffloadingContext()
@@ -177,31 +183,39 @@ class KvAdvisorTier(SecondaryTierManager):  # type: ignore[misc]
         return self._groups[group].key(hash_of_digest(get_offload_block_hash(key)))
 
     def _identity(self, key: OffloadKey, request: ReqContext) -> BlockIdentity:
-        """With its place in the chain, where the chunk before it was stored for the same request."""
+        """With its place in the chain, where vLLM named the chunks that it follows."""
         group: int = get_offload_group_idx(key)
         blocks, sequence_hash = self._groups[group], hash_of_digest(get_offload_block_hash(key))
-        end_tokens: int | None = request.get_offload_key_position(key)
+        end_tokens = self._note(key, request)
         if end_tokens is None:
             return blocks.alone(sequence_hash)
-        chain: _Chain | None = request.get_state(_Chain)
-        if chain is None:
-            chain = _Chain()
-            request.set_state(chain)
-        return chain.place(blocks, sequence_hash, end_tokens)
-
-
-class _Chain(dict[tuple[int, int], int]):
-    """One request's stored chunks: (group, end in tokens) → sequence hash."""
-
-    def place(self, blocks: EngineBlocks, sequence_hash: int, end_tokens: int) -> BlockIdentity:
-        """Alone where its root or the chunk before it is not one of them."""
-        group, chunk_tokens = blocks.group, blocks.namespace.block_tokens
-        self[group, end_tokens] = sequence_hash
-        parent = self.get((group, end_tokens - chunk_tokens), 0)
-        prefix = self.get((group, chunk_tokens), 0)
+        chunk_tokens = blocks.namespace.block_tokens
+        chain = _chain_of(request)
+        parent = chain.get((group, end_tokens - chunk_tokens), 0)
+        prefix = chain.get((group, chunk_tokens), 0)
         if end_tokens % chunk_tokens or not prefix or (end_tokens > chunk_tokens and not parent):
             return blocks.alone(sequence_hash)
         return blocks.placed(sequence_hash, parent, prefix, end_tokens // chunk_tokens - 1)
+
+    def _note(self, key: OffloadKey, request: ReqContext) -> int | None:
+        """Where the chunk ends in its request, in tokens, as vLLM says and we remember."""
+        end_tokens: int | None = request.get_offload_key_position(key)
+        if end_tokens is not None:
+            place = get_offload_group_idx(key), end_tokens
+            _chain_of(request)[place] = hash_of_digest(get_offload_block_hash(key))
+        return end_tokens
+
+
+class _Chain(dict[tuple[int, int], int]):
+    """One request's chunks as they were named: (group, end in tokens) → sequence hash."""
+
+
+def _chain_of(request: ReqContext) -> _Chain:
+    chain: _Chain | None = request.get_state(_Chain)
+    if chain is None:
+        chain = _Chain()
+        request.set_state(chain)
+    return chain
 
 
 class _Lookups(AsyncLookupManager):  # type: ignore[misc]

@@ -99,14 +99,17 @@ class Engine:
         request = self.request(name)
         for number, key in enumerate(wanted):
             request.set_offload_key_position(key, TOKENS * (number + 1))
+        self.store(wanted, request)
+        self.manager.on_request_finished(request)
+        self.step()
+
+    def store(self, wanted: list[OffloadKey], request: ReqContext) -> None:
         prepared = self.manager.prepare_store(wanted, request)
         assert prepared is not None
         for key, chunk in zip(prepared.keys_to_store, prepared.store_spec.block_ids, strict=True):
             self.memory[chunk] = content(key)
         self.manager.complete_store(wanted, request)
         self.tier.drain_jobs()
-        self.step()
-        self.manager.on_request_finished(request)
         self.step()
 
     def find(self, key: OffloadKey, request: ReqContext) -> LookupResult:
@@ -202,6 +205,14 @@ def test_slots_tell_the_chain_and_vllms_hash(bench: Bench) -> None:
         (hashes[1], hashes[0], 1),
         (hashes[2], hashes[1], 2),
     ]
+    longer = bench.engine()
+    request = longer.request("2")
+    wanted = keys(4)
+    for number, key in enumerate(wanted):
+        request.set_offload_key_position(key, TOKENS * (number + 1))
+    assert [longer.find(key, request) for key in wanted] == [LookupResult.HIT] * 3 + [LookupResult.MISS]
+    longer.store(wanted[3:], request)
+    assert (bench.headers()[3].parent_hash, bench.headers()[3].depth) == (hashes[2], 3)
     namespace = bench.headers()[0].namespace
     assert (namespace.hash_scheme, namespace.model, namespace.block_tokens) == ("vllm", "tiny", TOKENS)
 
