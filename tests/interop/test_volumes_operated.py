@@ -12,6 +12,7 @@ import pytest
 
 from advisor.entries import EntryKind
 from advisor.errors import ActionRefused, FieldRefused, NothingSuch
+from advisor.moves import MoveState
 from advisor.open_log import open_log
 from advisor.reader import ServiceReader, event_view
 from advisor.service import AdvisorService
@@ -56,6 +57,12 @@ def check(service: AdvisorService, name: str) -> Check | None:
     return next((each for each in ServiceReader(service).checks() if each.name == name), None)
 
 
+def aborted(service: AdvisorService) -> list[str]:
+    """Why moves were aborted."""
+    with service.lock:
+        return [move.note for move in service.fold.moves.finished if move.state is MoveState.ABORTED]
+
+
 def said(service: AdvisorService) -> list[str]:
     """What people did, by the log of a service that has stopped."""
     with closing(open_log(service.settings)) as log:
@@ -76,6 +83,7 @@ def test_a_volume_is_drained_over_a_restart_and_can_then_be_unregistered(
         assert volumes.drain("ann", drained).volume.draining
         assert {move.source for move in plan(service)} == {drained}
         settle(service)
+        assert aborted(service) == []
         eventually(lambda: agrees(service, storage) and len(folded(service, drained)) == 22, "the first have left")
         view = volumes.get(drained)
         assert view.drain is not None
@@ -86,6 +94,7 @@ def test_a_volume_is_drained_over_a_restart_and_can_then_be_unregistered(
         for _ in range(6):
             plan(service)
             settle(service)
+            assert aborted(service) == []
             eventually(lambda: agrees(service, storage), "what has left is known")
             assert storage.get(*BLOCKS).count("") == 0
         assert storage.held(drained) == set()
