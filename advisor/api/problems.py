@@ -69,9 +69,19 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def problem(
     status: int, kind: str, title: str, detail: str, errors: list[FieldFault] | None = None
 ) -> JSONResponse:
-    said = detail if len(detail) <= _DETAIL_CHARACTERS else f"{detail[:_DETAIL_CHARACTERS]}…"
-    body = Problem(type=f"urn:kvadvisor:problem:{kind}", title=title, status=status, detail=said, errors=errors)
+    said = _cut(detail, _DETAIL_CHARACTERS)
+    told = None if errors is None else [each.model_copy(update={"field": _named(each.field)}) for each in errors]
+    body = Problem(type=f"urn:kvadvisor:problem:{kind}", title=title, status=status, detail=said, errors=told)
     return JSONResponse(body.model_dump(exclude_none=True), status_code=status, media_type=MEDIA_TYPE)
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[:characters]}…"
+
+
+def _named(field: str) -> str:
+    """As it was sent, if it was no field of ours: of any length, and of what no answer can say."""
+    return _cut(field, _VALUE_SHOWN_CHARACTERS).encode(errors="backslashreplace").decode()
 
 
 def _fault(error: dict[str, Any]) -> FieldFault:
@@ -96,7 +106,7 @@ def _shown(field: str, value: object) -> str:
     # What is nested is looked through by its names: a body is shown whole where a field of it is of the wrong kind.
     if _SECRET.search(field) or (isinstance(value, (dict, list)) and _SECRET.search(text)):
         return HIDDEN
-    return text if len(text) <= _VALUE_SHOWN_CHARACTERS else f"{text[:_VALUE_SHOWN_CHARACTERS]}…"
+    return _cut(text, _VALUE_SHOWN_CHARACTERS)
 
 
 def _sentence(error: dict[str, Any], fault: FieldFault) -> str:

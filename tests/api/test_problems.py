@@ -121,6 +121,18 @@ def test_writing_method_is_refused_and_the_right_one_named(client: Direct) -> No
     assert "use GET" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("name", ["x" * 100_000, "\\ud800"])
+def test_a_field_of_a_name_that_nobody_would_give_is_refused_in_few_words(client: Direct, name: str) -> None:
+    sent = {"content-type": "application/json"}
+    for path, body in (
+        ("/api/v1/pause", f'{{"{name}": 1}}'),
+        ("/api/v1/volumes", f'{{"agent": "host-7", "descriptor": {{"{name}": 1}}}}'),
+    ):
+        answer = client.request("POST", path, content=body, headers=sent)
+        assert answer.status_code == 422
+        assert len(answer.content) < 4_096
+
+
 def test_long_value_is_cut_in_the_answer(client: Direct) -> None:
     answer = client.get("/api/v1/blocks", params={"tier": "9" * 5000})
     assert answer.status_code == 422
