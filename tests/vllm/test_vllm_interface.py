@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 
 import pytest
-import vllm
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
-from kvbm_core.connectors import vllm as ours
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what importing vLLM warns of is vLLM's
+    import vllm
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+
+    from kvbm_core.connectors import vllm as ours
+
 from kvbm_core.connectors.vllm_support import VERSIONS
 
 METHODS = [name for name in vars(ours.KvAdvisorConnector) if not name.startswith("_") and name != "role"]
