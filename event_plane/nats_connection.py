@@ -35,6 +35,7 @@ _CONNECT_S = 2.0
 _PING_S = 5.0
 _PINGS_MAX = 2
 """Unanswered pings past which the server is taken for dead."""
+_LOOK_S = 0.5
 _BACK_OFF_FIRST_S = 0.1
 _BACK_OFF_MAX_S = 5.0
 _SETTLED_S = 5.0
@@ -228,7 +229,7 @@ class NatsConnection:
 
         tasks = [
             asyncio.create_task(work)
-            for work in (self._resident.serve(client, up), self._send_outbox(client, stands), lost.wait())
+            for work in (self._resident.serve(client, up), self._send_outbox(client, stands), _until_lost(client, lost))
         ]
         self.client = client
         try:
@@ -334,6 +335,15 @@ async def _end(tasks: Sequence[asyncio.Task[Any]], again_s: float) -> None:
         for task in pending:
             task.cancel()
         await asyncio.wait(pending, timeout=again_s)
+
+
+async def _until_lost(client: Client, lost: asyncio.Event) -> None:
+    """Until `lost`, or a close that nats-py does not tell of: its last bytes found that the server was gone."""
+    while not client.is_closed:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await lost.wait()
+                return
 
 
 async def _close(client: _SecretsKeptClient) -> None:

@@ -106,6 +106,26 @@ def test_server_that_dies_and_returns_shows_as_reconnected_and_the_gap_is_had_ag
     attach_live(publisher, subscriber)
 
 
+def test_server_that_dies_with_bytes_of_ours_unread_is_missed_and_found_again(
+    server: NatsServer, publish: Open, subscribe: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, subscriber = publish(), subscribe()
+    attach_live(publisher, subscriber)
+    client = subscriber._connection.client  # type: ignore[attr-defined]
+
+    async def drain() -> None:
+        raise ConnectionResetError("Connection lost")
+
+    # What nats-py finds as it closes after such an end: it gives up then and tells nobody.
+    monkeypatch.setattr(client._transport, "drain", drain)
+    client._pending.append(b"PING\r\n")
+    client._pending_data_size = 6
+    server.kill()
+    wait_for(lambda: subscriber.connection().connected is False)
+    server.start()
+    attach_live(publisher, subscriber)
+
+
 def test_ask_made_while_the_server_is_away_is_answered_when_it_is_back(
     server: NatsServer, publish: Open, subscribe: Open
 ) -> None:
