@@ -128,6 +128,11 @@ def test_a_volume_is_registered_and_changed_and_what_may_not_be_is_refused(tmp_p
         assert (view.health.slots_free, view.health.degraded) == (16, "")
         storage.put("extra", *range(1, 9))
         eventually(lambda: len(folded(service, "extra")) == 8, "what was put there")
+        assert service.look("agent")
+        writes = volumes.get("extra").write
+        assert writes.transfers >= 1
+        assert writes.transfer_p50_s is not None
+        assert 0 < writes.transfer_p50_s <= (writes.transfer_p99_s or 0)
 
         assert volumes.change("ann", "extra", capacity_blocks=32, high_watermark=0.75).volume.capacity_blocks == 32
         with pytest.raises(ActionRefused, match="agent agent: "):
