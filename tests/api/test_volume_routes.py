@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from direct import Direct
-from sample_reader import SampleReader
+from sample_reader import NOW_US, SampleReader
 from sample_volumes import SampleVolumes
 
 from advisor.access.doorkeeper import Doorkeeper
@@ -144,6 +145,13 @@ def test_watermarks_and_capacity_are_changed(client: Direct) -> None:
     assert status == 200
     assert (view["volume"]["high_watermark"], view["volume"]["capacity_blocks"]) == (0.95, 2_048)
     assert view["volume"]["low_watermark"] == 0.8
+
+
+def test_figures_of_another_moment_say_of_which(client: Direct) -> None:
+    assert ask(client, "GET", "/nvme-a")[1]["layout"]["as_of_us"] == NOW_US - 75_000_000
+    page = client.get("/volumes/nvme-a").text
+    layout = page[page.index('<section id="layout"') :]
+    assert re.search(r"as of <time [^>]*>[^<]*</time> UTC, told again when it has changed by 2 %", layout)
 
 
 def test_one_scrub_at_a_time(client: Direct) -> None:
