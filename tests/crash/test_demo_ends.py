@@ -85,7 +85,7 @@ def test_ctrl_c_at_a_terminal_ends_with_the_summary_status_0_and_no_child(tmp_pa
         sentence = rf"kvadvisor: .* is in use by process {demo.process.pid} on .*: stop that one first\n"
         assert re.fullmatch(sentence, refused.stderr)
         demo.press_ctrl_c()
-        assert demo.process.wait(60) == 0, demo.screen
+        assert demo.process.wait(120) == 0, demo.screen
         assert not any(is_running(pid) for pid in children)
     assert "What happened" in demo.screen
     assert CLEAN in demo.screen
@@ -104,7 +104,7 @@ def test_ctrl_c_while_it_starts_leaves_no_child_and_no_traceback(tmp_path: Path)
         time.sleep(moments.uniform(0, moments.choice((1.0, 4.0))))
         children = demo.children()
         demo.press_ctrl_c()
-        assert demo.process.wait(60) == 0, demo.screen
+        assert demo.process.wait(120) == 0, demo.screen
         assert not any(is_running(pid) for pid in children)
     assert "Traceback" not in demo.screen
 
@@ -122,7 +122,7 @@ def test_a_closed_terminal_ends_it_in_order_and_takes_its_folder_along(tmp_path:
         assert said.startswith("admin page: http://127.0.0.1:")
         assert list(tmp_path.glob("kvadvisor-demo-*"))
         demo.send_signal(signal.SIGHUP)
-        out, err = demo.communicate(timeout=60)
+        out, err = demo.communicate(timeout=120)
     assert (demo.returncode, err) == (0, "")
     assert "What happened" in out
     assert CLEAN in out
