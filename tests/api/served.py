@@ -48,7 +48,7 @@ class Served:
 
     def stop(self) -> None:
         self._server.should_exit = True
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive()
 
 

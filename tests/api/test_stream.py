@@ -37,7 +37,7 @@ def events_of(lines: Iterator[str]) -> Iterator[Event]:
 
 def test_stream_sends_each_kind_at_once_with_the_position_as_id() -> None:
     reader = SampleReader()
-    with serving(reader) as served, httpx.stream("GET", f"{served.url}api/v1/stream", timeout=20) as answer:
+    with serving(reader) as served, httpx.stream("GET", f"{served.url}api/v1/stream", timeout=60) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = events_of(answer.iter_lines())
         first = [next(events) for _ in range(5)]
@@ -53,7 +53,7 @@ def test_stream_sends_each_kind_at_once_with_the_position_as_id() -> None:
 
 def test_stream_follows_the_service() -> None:
     reader = SampleReader()
-    with serving(reader) as served, httpx.stream("GET", f"{served.url}api/v1/stream", timeout=20) as answer:
+    with serving(reader) as served, httpx.stream("GET", f"{served.url}api/v1/stream", timeout=60) as answer:
         events = events_of(answer.iter_lines())
         assert next(events)["id"] == "18204551"
         reader.summary_view = reader.summary_view.model_copy(update={"position": 18_204_600})
@@ -64,7 +64,7 @@ def test_stream_follows_the_service() -> None:
 def test_stream_of_an_empty_service_has_no_sample() -> None:
     with (
         serving(SampleReader.empty()) as served,
-        httpx.stream("GET", f"{served.url}api/v1/stream", timeout=20) as answer,
+        httpx.stream("GET", f"{served.url}api/v1/stream", timeout=60) as answer,
     ):
         events = events_of(answer.iter_lines())
         names = [next(events)["event"] for _ in range(5)]
@@ -73,7 +73,7 @@ def test_stream_of_an_empty_service_has_no_sample() -> None:
 
 def test_page_stream_sends_only_fragments_that_changed() -> None:
     reader = SampleReader()
-    with serving(reader) as served, httpx.stream("GET", f"{served.url}live", timeout=20) as answer:
+    with serving(reader) as served, httpx.stream("GET", f"{served.url}live", timeout=60) as answer:
         events = events_of(answer.iter_lines())
         whole = next(event for event in events if "event" not in event)["data"]
         for name in ("status", "notices", "figures", "origin", "volumes", "moves", "producers"):
@@ -87,7 +87,7 @@ def test_page_stream_sends_only_fragments_that_changed() -> None:
 
 def test_stop_ends_open_streams() -> None:
     served = Served(SampleReader())
-    with httpx.stream("GET", f"{served.url}api/v1/stream", timeout=20) as answer:
+    with httpx.stream("GET", f"{served.url}api/v1/stream", timeout=60) as answer:
         events = events_of(answer.iter_lines())
         next(events)
         served.stop()
@@ -98,7 +98,7 @@ def test_streams_are_bounded_and_a_closed_one_frees_its_place(monkeypatch: pytes
     monkeypatch.setattr(feed_module, "STREAMS_MAX", 1)
     with serving(SampleReader()) as served:
         url = f"{served.url}api/v1/stream"
-        with httpx.stream("GET", url, timeout=20) as first:
+        with httpx.stream("GET", url, timeout=60) as first:
             assert first.status_code == 200
             refused = httpx.get(f"{served.url}live")
             assert refused.status_code == 503
@@ -108,7 +108,7 @@ def test_streams_are_bounded_and_a_closed_one_frees_its_place(monkeypatch: pytes
         deadline_s = time.monotonic() + 20
         status = 503
         while status == 503 and time.monotonic() < deadline_s:
-            with httpx.stream("GET", url, timeout=20) as again:
+            with httpx.stream("GET", url, timeout=60) as again:
                 status = again.status_code
         assert status == 200
 
@@ -178,7 +178,7 @@ def until_shown(events: Iterator[Event], position: int) -> list[Event]:
 
 def test_stream_tells_entries_as_they_are_logged() -> None:
     reader = quiet_log(1, 40)
-    with serving(reader) as served, httpx.stream("GET", f"{served.url}api/v1/stream", timeout=20) as answer:
+    with serving(reader) as served, httpx.stream("GET", f"{served.url}api/v1/stream", timeout=60) as answer:
         events = events_of(answer.iter_lines())
         assert "entry" not in {event["event"] for event in until_shown(events, 40)}
         moved_on(reader, 44, entry(41, "move"), entry(42, "tick"), entry(43, "operator"), entry(44, "volume"))
@@ -197,12 +197,12 @@ def test_reconnected_stream_first_tells_what_was_missed() -> None:
     reader = quiet_log(1, 40)
     with serving(reader) as served:
         url = f"{served.url}api/v1/stream"
-        with httpx.stream("GET", url, timeout=20) as answer:
+        with httpx.stream("GET", url, timeout=60) as answer:
             seen = until_shown(events_of(answer.iter_lines()), 40)[-1]["id"]
         missed = [entry(41, "move"), entry(42, "batch"), entry(43, "settings"), entry(44, "operator")]
         moved_on(reader, 44, *missed)
         reader.sample_views = quiet_log(1, 44).sample_views
-        with httpx.stream("GET", url, timeout=20, headers={"Last-Event-ID": seen}) as answer:
+        with httpx.stream("GET", url, timeout=60, headers={"Last-Event-ID": seen}) as answer:
             events = events_of(answer.iter_lines())
             told = until_shown(events, 44)
             moved_on(reader, 45, entry(45, "move"))

@@ -123,7 +123,7 @@ def test_script_that_comes_late_still_opens_the_stream(
     chromium: Browser, served: Served, reader: SampleReader
 ) -> None:
     context = chromium.new_context()
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     late: list[Route] = []
     page.route("**/hx-sse.min.js", lambda route: late.append(route))
@@ -138,7 +138,7 @@ def test_script_that_comes_late_still_opens_the_stream(
 
 def test_stream_refused_at_first_is_opened_later(chromium: Browser, served: Served) -> None:
     context = chromium.new_context()
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     page.route("**/live", lambda route: route.fulfill(status=503, body=""))
     page.goto(served.url)

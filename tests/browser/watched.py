@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 
 PHONE = {"width": 360, "height": 780}
 
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)
 
 
 class Watched:
@@ -32,7 +32,7 @@ class Watched:
 def opened(browser: Browser, url: str, **options: object) -> Watched:
     """A page of a context of its own: close `page.context`. `options` are the context's."""
     context = browser.new_context(**options)  # type: ignore[arg-type]
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     watched = Watched(context.new_page(), url)
     watched.page.goto(url)
     return watched
