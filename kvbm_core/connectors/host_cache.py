@@ -48,6 +48,7 @@ class Lookup:
         self._coming: concurrent.futures.Future[Onboarded] | None = None
         if rest and cache.has_volumes:
             self._coming = cache.manager.onboard_soon(rest)
+        self._checked: concurrent.futures.Future[list[bool]] | None = None
 
     def blocks(self, wait_s: float = 0.0) -> list[ImmutableBlock] | None:
         """What can be had, from the first block on; None while it is on its way. Waits so long for it."""
@@ -58,8 +59,14 @@ class Lookup:
                 except concurrent.futures.TimeoutError:
                     return None
                 self._coming = None
-                self._cache.seal(came.blocks)
                 self._held += came.blocks
+            if self._held:
+                self._checked = self._checked or self._cache.check_soon(self._held)
+                try:
+                    right = self._checked.result(wait_s)
+                except concurrent.futures.TimeoutError:
+                    return None
+                self._held = self._cache.leading_right(self._held, right)
             self.state = next_state(self.state, LookupTrigger.ARRIVE)
         return self._held
 
@@ -125,6 +132,7 @@ class HostCache:
         self._tickets = count(1)
         self._held: dict[int, list[ImmutableBlock]] = {}
         self._copying = concurrent.futures.ThreadPoolExecutor(1, "kvbm-connector")
+        self._checking = concurrent.futures.ThreadPoolExecutor(1, "kvbm-connector-check")
         self._loading: list[concurrent.futures.Future[None]] = []
         self._loads: list[Load] = []
         self._failed: set[int] = set()
@@ -139,6 +147,22 @@ class HostCache:
         with self._lock:
             self._counts["asked_blocks"] += len(wanted)
         return Lookup(self, wanted, start)
+
+    def check_soon(self, blocks: Sequence[ImmutableBlock]) -> concurrent.futures.Future[list[bool]]:
+        """Which blocks are still what they were when they came. Asked before any is promised: an engine that is told
+        afterwards may have answered others from it meanwhile."""
+        return self._checking.submit(self._right, tuple(blocks))
+
+    def leading_right(self, blocks: list[ImmutableBlock], right: Sequence[bool]) -> list[ImmutableBlock]:
+        """Guards of those before the first that is wrong; the others go back, and no wrong one is found again."""
+        whole = right.index(False) if False in right else len(blocks)
+        pool = self.manager.own_tier("host").pool
+        for block, is_right in zip(blocks, right, strict=True):
+            if not is_right:
+                pool.forget(block)
+        self._count("wrong_blocks", right.count(False))
+        _release(blocks[whole:])
+        return blocks[:whole]
 
     def hold(self, blocks: list[ImmutableBlock], engine_blocks: Sequence[int]) -> Load:
         """Keep found blocks until the worker has copied them; takes over the guards."""
@@ -259,7 +283,8 @@ class HostCache:
 
     def close(self) -> None:
         """End what is under way, and close what it owns. Idempotent."""
-        self._copying.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._checking, self._copying):
+            threads.shutdown(wait=True, cancel_futures=True)
         for held in self._held.values():
             _release(held)
         self._held.clear()
@@ -270,12 +295,14 @@ class HostCache:
         self, pairs: Sequence[tuple[ImmutableBlock, int]], good: list[tuple[int, int]], ready: Callable[[], None]
     ) -> None:
         ready()
-        blocks = [block for block, _ in pairs]
-        self.seal(blocks)  # those that another request's lookup brought in, which has not been asked since
-        host = [block.index for block in blocks]
-        right = self._sums.check_copies(host, self.manager.device, host)
+        right = self._right([block for block, _ in pairs])
         good += [(block.index, engine) for (block, engine), is_right in zip(pairs, right, strict=True) if is_right]
         self._failed |= {engine for (_, engine), is_right in zip(pairs, right, strict=True) if not is_right}
+
+    def _right(self, blocks: Sequence[ImmutableBlock]) -> list[bool]:
+        self.seal(blocks)
+        places = [block.index for block in blocks]
+        return list(map(bool, self._sums.check_copies(places, self.manager.device, places)))
 
     def _load_layer(self, layer: int, good: Sequence[tuple[int, int]]) -> None:
         to = self._layers[layer]

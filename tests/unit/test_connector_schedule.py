@@ -141,11 +141,23 @@ def test_the_last_token_is_left_to_be_computed(engine: Engine) -> None:
     assert engine.schedule.matched("b", 2 * TOKENS, 0, TOKENS) == 1
 
 
-def test_a_block_of_the_host_that_changed_is_reported_and_not_loaded(engine: Engine) -> None:
+def test_a_block_of_the_host_that_changed_is_not_promised(engine: Engine) -> None:
     engine.serve("a", [1, 2, 3], [0, 1, 2])
     engine.cache.manager.device.payload(1)[5] ^= 1
 
+    assert engine.serve("b", [1, 2, 3], [8, 9, 10]) == 1
+
+    assert engine.failed == set()
+    assert engine.cache.counts()["wrong_blocks"] == 1
+    assert engine.serve("c", [1, 2, 3], [11, 12, 13]) == 3
+    assert engine.holds([1, 2, 3], [11, 12, 13])
+
+
+def test_a_block_of_the_host_that_changed_is_reported_and_not_loaded(engine: Engine) -> None:
+    engine.serve("a", [1, 2, 3], [0, 1, 2])
+
     assert engine.ask_patiently("b", [1, 2, 3]) == 3
+    engine.cache.manager.device.payload(1)[5] ^= 1
     engine.schedule.allocated("b", [8, 9, 10], 3)
     engine.run(engine.schedule.step([Scheduled("b", 3, [8, 9, 10])]))
 
@@ -174,8 +186,8 @@ def test_blocks_that_another_lookup_brought_in_are_loaded_before_it_is_asked_aga
 
 def test_nothing_is_saved_of_a_step_that_was_planned_before_a_failure_was_told(engine: Engine) -> None:
     engine.serve("a", [1], [0])
-    engine.cache.manager.device.payload(0)[5] ^= 1
     engine.ask_patiently("b", [1, 2])
+    engine.cache.manager.device.payload(0)[5] ^= 1
     engine.schedule.allocated("b", [8, 9], 1)
     failing = engine.schedule.step([Scheduled("b", 2, [8, 9])])
     planned_meanwhile = engine.schedule.step([Scheduled("b", 2, [8, 9])])
