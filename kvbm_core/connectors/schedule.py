@@ -5,7 +5,7 @@ It knows engines' blocks by number and by identity, and no engine. Not thread-sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from kvbm_core.connectors.host_cache import HostCache, Lookup
@@ -34,6 +34,10 @@ class Schedule:
         self._lookups: dict[str, Lookup] = {}
         self._loads: list[Load] = []
         self._failures_known = 0
+        self._doubtful: set[int] = set()
+        """The engine's blocks that may hold what did not come, or was computed from it."""
+        self._suspects: set[str] = set()
+        """Requests that were there at a failure."""
         self._is_idle = True
 
     def chain(self, request: str, hashes: int, extend: Callable[[int], Sequence[BlockIdentity]]) -> None:
@@ -71,18 +75,27 @@ class Schedule:
     def step(self, scheduled: Sequence[Scheduled]) -> StepPlan:
         """What the next step loads and saves."""
         saves: list[Save] = []
+        for request, _, engine_blocks in scheduled:
+            if request in self._suspects:
+                self._doubtful.update(engine_blocks[self._sound(engine_blocks) :])
         for request, full, engine_blocks in scheduled:
             blocks = self._requests.get(request)
-            save = None if blocks is None else blocks.offer(full, engine_blocks)
+            save = None if blocks is None else blocks.offer(min(full, self._sound(engine_blocks)), engine_blocks)
             if save is not None:
                 saves.append(save)
         loads, self._loads = self._loads, []
         self._is_idle = not scheduled
         return StepPlan(tuple(loads), tuple(saves), self._failures_known)
 
-    def failed(self) -> None:
-        """The engine was told of loads of one step that failed, and has planned to compute their blocks again."""
+    def failed(self, engine_blocks: Collection[int]) -> None:
+        """The engine was told that loads of one step into these blocks failed, and means to compute them again.
+
+        When it has is not told: it may lend such a block to other requests before. So nothing is ever saved of these
+        blocks, of those behind them in requests of now, and behind them in later ones, until `reset`.
+        """
         self._failures_known += 1
+        self._doubtful.update(engine_blocks)
+        self._suspects.update(self._requests)
         for blocks in self._requests.values():
             blocks.offered = 0
 
@@ -90,17 +103,27 @@ class Schedule:
         """The request ended, however. Idempotent."""
         self._drop(request)
         self._requests.pop(request, None)
+        self._suspects.discard(request)
 
     def reset(self) -> None:
-        """Empty the host. Raises `BlockStateError` while blocks of it are being loaded."""
+        """Empty the host, as the engine did with its own blocks. Raises `BlockStateError` while blocks of it are being
+        loaded."""
         for request in list(self._lookups):
             self._drop(request)
         self._cache.reset()
+        self._doubtful.clear()
 
     def close(self) -> None:
         """Let go of every lookup. Idempotent."""
         for request in list(self._lookups):
             self._drop(request)
+
+    def _sound(self, engine_blocks: Sequence[int]) -> int:
+        """How many leading blocks are not in doubt."""
+        if not self._doubtful:
+            return len(engine_blocks)
+        doubtful = (number for number, block in enumerate(engine_blocks) if block in self._doubtful)
+        return next(doubtful, len(engine_blocks))
 
     def _drop(self, request: str) -> None:
         lookup = self._lookups.pop(request, None)

@@ -153,7 +153,7 @@ class KvAdvisorConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if connector_output.invalid_block_ids:
-            self._leading.schedule.failed()
+            self._leading.schedule.failed(connector_output.invalid_block_ids)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """What the step saves is copied within it, so the blocks may go at once."""
