@@ -12,7 +12,7 @@ from advisor.index.jit import cache_folder
 from advisor.index.warm import warm as warm_index
 from advisor.policies.warm import warm as warm_policies
 from advisor.prefixes.warm import warm as warm_prefixes
-from advisor.replay_warm import warm_caches, warm_tiers
+from advisor.replay_warm import warm_caches, warm_served, warm_tiers
 from advisor.wording import duration_text
 
 
@@ -40,3 +40,4 @@ def warm(
 def _warm_replays() -> None:
     warm_tiers()
     warm_caches()
+    warm_served()
