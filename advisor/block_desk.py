@@ -17,7 +17,7 @@ from advisor.log_queries import LogQueries
 from advisor.reader import block_view, event_view, namespaces_of
 from advisor.service import AdvisorService
 
-HISTORY_S = 0.4
+HISTORY_S = 0.2
 """A page of history looks through the log for so long."""
 HELD_STEPS_A_STEP = 10
 """A page ends, too, once so many times its limit of steps are held that may not concern the block."""
