@@ -88,7 +88,7 @@ def run(quick: bool) -> list[Figure]:
 
 
 def measure(blocks: int, seconds: float, pages_s: float) -> Measured:
-    """Run service, publisher and questions with so many blocks in the index, then visit its pages for `pages_s`, or 0 s."""
+    """Run service, publisher and questions with so many blocks in the index, then visit its pages for `pages_s`."""
     with running(blocks) as (address, publish):
         questions = list(_questions(blocks))
         with publish(seconds + _SETTLE_S):
