@@ -24,7 +24,7 @@ from kvbm_core.copies import copy_tensors
 from kvbm_core.errors import LayoutError, PoolExhaustedError
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.manager import KvBlockManager
-from kvbm_core.onboard import DEVICE, HOST, Onboarded
+from kvbm_core.onboard import DEVICE, HOST, WAITED_IN_VAIN, Onboarded
 from kvbm_core.verification import BlockSums
 
 _log = structlog.get_logger()
@@ -42,12 +42,11 @@ class Lookup:
         self.wanted = len(wanted)
         self.state = LookupState.LOOKING
         self._cache = cache
+        self._identities = wanted
         self._held = cache.manager.match(wanted)
         """Guards of what is in the host, in order."""
-        rest = wanted[len(self._held) :]
         self._coming: concurrent.futures.Future[Onboarded] | None = None
-        if rest and cache.has_volumes:
-            self._coming = cache.manager.onboard_soon(rest)
+        self._fetch_rest()
         self._checked: concurrent.futures.Future[list[bool]] | None = None
 
     def blocks(self, wait_s: float = 0.0) -> list[ImmutableBlock] | None:
@@ -60,6 +59,10 @@ class Lookup:
                     return None
                 self._coming = None
                 self._held += came.blocks
+                if came.ended == WAITED_IN_VAIN:
+                    # Another request was fetching them and gave them up, or it was not there for that one.
+                    self._fetch_rest()
+                    return None
             if self._held:
                 self._checked = self._checked or self._cache.check_soon(self._held)
                 try:
@@ -69,6 +72,11 @@ class Lookup:
                 self._held = self._cache.leading_right(self._held, right)
             self.state = next_state(self.state, LookupTrigger.ARRIVE)
         return self._held
+
+    def _fetch_rest(self) -> None:
+        rest = self._identities[len(self._held) :]
+        if rest and self._cache.has_volumes:
+            self._coming = self._cache.manager.onboard_soon(rest)
 
     def take(self, first: int, count: int) -> list[ImmutableBlock]:
         """Guards of `count` blocks of the request from block `first` on; the others go back. Ends the lookup."""
