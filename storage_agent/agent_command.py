@@ -45,7 +45,8 @@ def agent(
         typer.echo(f"kvadvisor agent {settings.name}: commands at {service.command_url} (Ctrl-C stops it)")
         while not heard:
             told = signal.sigtimedwait(_STOPPING, _LOOK_S)
-            if told is not None:
+            # CPython gives a number of no meaning where the process was stopped (SIGSTOP) past the deadline.
+            if told is not None and told.si_signo in _STOPPING:
                 heard.append(told.si_signo)
         _log.info("stopping", agent=settings.name, signal=signal.Signals(heard[0]).name)
     if faults:

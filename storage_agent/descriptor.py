@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ PathUse = Literal["required", "optional", "none"]
 """Whether volumes of a kind have a file or folder of their own."""
 
 VALUE_SHOWN_CHARACTERS = 80
+NAME_BYTES_MAX = 255
+"""Of one file or folder: the most that Linux file systems take."""
 
 _ID = re.compile(r"[a-z0-9-]{1,64}")
 _AT = re.compile(r"`\$\.?([^`]*)`\Z")
@@ -151,7 +154,12 @@ def check(descriptor: VolumeDescriptor) -> None:
     low_mark, high_mark = descriptor.low_watermark, descriptor.high_watermark
     if not 0 < low_mark < high_mark <= 1:
         said = f"low_watermark {low_mark} and high_watermark {high_mark} must satisfy 0 < low < high <= 1"
-        raise wrong(f"{name}:", said, "change one of them", "low_watermark", low_mark)
+        field, value = ("low_watermark", low_mark) if 0 < high_mark <= 1 else ("high_watermark", high_mark)
+        raise wrong(f"{name}:", said, "change one of them", field, value)
+    for tenant in descriptor.tenants:
+        if not tenant.isprintable():
+            said = f"tenant {tenant!r} has characters that cannot be printed"
+            raise wrong(f"{name}:", said, "leave them out", "tenants", tenant)
     for field, count, most in (
         ("tenants", len(descriptor.tenants), TENANTS_MAX), ("options", len(descriptor.options), OPTIONS_MAX)
     ):  # fmt: skip
@@ -173,6 +181,13 @@ def _resolve_inside(name: str, path: str, allowed_roots: Sequence[Path]) -> Path
         roots = [Path(root).resolve() for root in allowed_roots]
     except (OSError, ValueError, RuntimeError) as error:
         raise wrong(f"{name}:", f"path {path!r} cannot be resolved: {error}", "correct it", "path", path) from error
+    # A name can be too long for every file system there is; a path that nothing has yet resolves all the same.
+    if any(len(os.fsencode(part)) > NAME_BYTES_MAX for part in resolved.parts):
+        said = f"path has a name of more than {NAME_BYTES_MAX} bytes"
+        raise wrong(f"{name}:", said, "shorten it", "path", path)
+    if resolved in roots:
+        said = f"path {path!r} is an allowed root itself"
+        raise wrong(f"{name}:", said, "give a path inside it", "path", path)
     if not any(root in resolved.parents for root in roots):
         allowed = ", ".join(str(root) for root in roots)
         said = f"path {path!r} (in full {str(resolved)!r}) lies outside the allowed roots {allowed}"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from storage_agent.errors import StaleTerm, StorageAgentError
 from storage_agent.port import BlockKey, PutBlock, Result
 from storage_agent.slab_format import Superblock
 from storage_agent.volumes_command import app
+from tests import stopping
 from tests.contract.transports import wait_for
 from tests.nats_server import nats_server
 
@@ -153,6 +155,16 @@ def test_an_agent_serves_until_it_is_told_to_stop_and_leaves_volumes_closed_in_o
     status, said = volumes("verify", "--config", str(config))
     assert status == 0, said
     assert [line.split("│")[-2].strip() for line in said.splitlines() if "fast" in line] == ["yes"]
+
+
+def test_an_agent_that_is_frozen_for_a_while_goes_on(config: Path) -> None:
+    with running(config) as process, AgentClient(load_settings(config).command_url, 20.0) as client:
+        for _ in range(3):
+            stopping.stop(process.pid)
+            time.sleep(0.3)  # past the end of its wait for a signal
+            process.send_signal(signal.SIGCONT)
+            assert client.stat().producer == producer_id("agent-1")
+        stop(process, signal.SIGTERM)
 
 
 def test_after_a_kill_a_command_asked_again_does_no_harm_and_the_newest_term_is_known(config: Path) -> None:

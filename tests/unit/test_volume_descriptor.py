@@ -72,8 +72,14 @@ def test_a_root_that_is_a_link_allows_what_it_points_to(tmp_path: Path) -> None:
 
 
 def test_the_root_itself_is_no_file_for_a_volume(tmp_path: Path) -> None:
-    with pytest.raises(VolumeError, match="outside the allowed roots"):
+    with pytest.raises(VolumeError, match="is an allowed root itself; give a path inside it"):
         validate(descriptor(tmp_path), [tmp_path])
+
+
+def test_a_name_that_no_file_system_takes_is_told_by_its_field(tmp_path: Path) -> None:
+    with pytest.raises(DescriptorError, match="a name of more than 255 bytes") as refused:
+        validate(descriptor(tmp_path / ("x" * 300)), [tmp_path])
+    assert refused.value.fault.field == "path"
 
 
 def test_no_allowed_root_or_a_path_that_is_none_is_an_error(tmp_path: Path) -> None:
@@ -99,6 +105,8 @@ def test_a_path_that_would_not_show_as_it_is_is_refused(path: str) -> None:
         ({"tenants": ["acme", 7]}, "tenants.1", "", "Expected `str`, got `int`; correct it"),
         ({"id": "Fast"}, "id", "'Fast'", "rename the volume"),
         ({"low_watermark": 0.95}, "low_watermark", "0.95", "change one of them"),
+        ({"high_watermark": 2.0}, "high_watermark", "2.0", "change one of them"),
+        ({"tenants": ["acme", "a\nb"]}, "tenants", "'a\\nb'", "leave them out"),
         ({"blocks": 7}, "blocks", "", "give id, kind, path"),
         ({"block_bytes_max": None}, "block_bytes_max", "", "Expected `int`, got `null`; correct it"),
         ({"path": "/" + "x" * 200 + "\n"}, "path", repr("/" + "x" * 200)[:80] + "…", "leave them out"),
