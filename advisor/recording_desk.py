@@ -28,8 +28,8 @@ ENDED_KEPT_MAX: Final = 100
 STOP_WAIT_S: Final = 60.0
 
 CUT: Final = (
-    "what wrote it ended before it was whole, so it cannot be read: delete it, and export what the log still holds with"
-    " `kvadvisor log export`"
+    "what wrote it ended before it was whole, so it cannot be read: delete it. A file that was sent, send again; of a"
+    " recording, export what the log still holds with `kvadvisor log export`"
 )
 
 
@@ -186,14 +186,22 @@ class RecordingDesk:
     def stop(self, actor: str, name: str) -> RecordingView:
         """See `AdvisorRecordings.stop`."""
         with self._lock:
-            if name not in self._running:
-                names = ", ".join(sorted(self._running)) or "none"
-                raise NothingSuch(f"no recording {name!r} is under way; those that are: {names}")
-            recording, _ = self._running[name]
+            running, names = self._running.get(name), ", ".join(sorted(self._running)) or "none"
+        if running is None:
+            raise self._not_under_way(name, names)
+        recording, _ = running
         self._note(actor, "stop recording", name)
         recording.stopping.set()
         recording.join(STOP_WAIT_S)
         return self._find(name)[1]
+
+    def _not_under_way(self, name: str, names: str) -> ActionRefused:
+        """What to raise for one that cannot be stopped; `names`: those that can."""
+        try:
+            _, view = self._find(name)
+        except NothingSuch:
+            return NothingSuch(f"no recording {name!r} is under way; those that are: {names}")
+        return ActionRefused(f"recording {name!r} is {view.state} already: there is nothing to stop")
 
     def _has_ended(self, recording: LogRecording) -> None:
         """On its thread, as the last that it does."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from advisor.errors import ActionRefused, NothingSuch
+from advisor.errors import ActionRefused, FieldRefused, NothingSuch
 from advisor.recording_views import NAME_PATTERN, RecordingFormat
 from event_plane.errors import RecordingError
 from event_plane.parquet import read_facts
@@ -75,15 +75,14 @@ class RecordingShelf:
         self._lock = threading.Lock()
 
     def path(self, name: str) -> Path:
-        """Where `name` is or would be. Raises `ActionRefused` for a name that is none."""
+        """Where `name` is or would be. Raises `FieldRefused` for a name that is none."""
         if not _NAME.fullmatch(name):
-            raise ActionRefused(
-                f"{name[:80]!r} is no name of a recording: give up to 64 lower-case letters, digits, '.', '_' and '-',"
-                " the first a letter or digit"
-            )
+            remedy = "give up to 64 lower-case letters, digits, '.', '_' and '-', the first a letter or digit"
+            raise FieldRefused(f"{name[:80]!r} is no name of a recording: {remedy}", "name", repr(name[:80]), remedy)
         for suffix in _RESERVED:
             if name.endswith(suffix):
-                raise ActionRefused(f"{name!r} ends in {suffix}, which means something else: leave that out")
+                reason = f"{name!r} ends in {suffix}, which means something else: leave that out"
+                raise FieldRefused(reason, "name", repr(name), f"leave {suffix} out")
         return self.folder / name
 
     def list(self) -> list[Shelved]:

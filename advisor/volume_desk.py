@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from advisor.compaction_view import volume_layout
 from advisor.entries import OperatorEntry
 from advisor.errors import ActionRefused, NothingSuch
@@ -26,12 +28,14 @@ from advisor.volume_picture import (
 from advisor.volume_views import HealthView, HeatView, ScrubView, UnregisteredView, VolumeDetail, descriptor_refused
 from advisor.wording import bytes_text
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.errors import DescriptorError, FieldFault, StorageAgentError
+from storage_agent.errors import AgentUnreachable, DescriptorError, FieldFault, StorageAgentError
 from storage_agent.port import AgentPort, VolumeStat
 
 SAMPLE_KEPT_S = 10.0
 USERS_WAIT_S = 5.0
 """How long an agent waits for those that use a volume before it refuses to let it go."""
+REFUSAL_CHARACTERS_MAX = 400
+"""Of what an agent says against an order, as it is logged."""
 
 
 class ServiceVolumes:
@@ -77,8 +81,7 @@ class ServiceVolumes:
             known = service.fold.volumes.get(descriptor.id)
         if known is not None and known.agent != agent:
             raise ActionRefused(f"volume {descriptor.id!r} is registered with agent {known.agent}: choose another id")
-        with self._asking(agent) as port:
-            self._log(OperatorEntry(actor, "register", descriptor.id, detail=f"on agent {agent}"))
+        with self._ordering(OperatorEntry(actor, "register", descriptor.id), agent) as port:
             port.register_volume(descriptor, term=service.term)
         self._look(agent)
         with service.lock.shared():
@@ -103,9 +106,10 @@ class ServiceVolumes:
                     f"more: drain it first (POST /api/v1/volumes/{volume}/drain), or ask with force=true"
                 )
             lost = f"with {blocks} blocks on it" if blocks else "empty"
-            self._log(OperatorEntry(actor, "unregister", volume, detail=f"{lost}, from agent {agent}"))
-            if there is not None:
-                port.unregister_volume(volume, drain_s=USERS_WAIT_S, term=service.term)
+            order = OperatorEntry(actor, "unregister", volume, detail=lost)
+            with self._told(order, agent):
+                if there is not None:
+                    port.unregister_volume(volume, drain_s=USERS_WAIT_S, term=service.term)
         self._look(agent, let_go=volume)
         return UnregisteredView(volume=volume, agent=agent, blocks=blocks, block_bytes=block_bytes)
 
@@ -141,8 +145,8 @@ class ServiceVolumes:
                 "change both"
             )
         if capacity_blocks is not None:
-            with self._asking(known.agent) as port:
-                self._log(OperatorEntry(actor, "resize", volume, detail=f"to {capacity_blocks} blocks"))
+            order = OperatorEntry(actor, "resize", volume, detail=f"to {capacity_blocks} blocks")
+            with self._ordering(order, known.agent) as port:
                 port.resize_volume(volume, capacity_blocks, term=self._service.term)
             self._look(known.agent)
         if low_watermark is not None or high_watermark is not None:
@@ -220,6 +224,23 @@ class ServiceVolumes:
             except StorageAgentError as fault:
                 raise ActionRefused(f"agent {agent}: {fault}") from fault
 
+    @contextmanager
+    def _ordering(self, order: OperatorEntry, agent: str) -> Iterator[AgentPort]:
+        """As `_asking`, for one order, logged as `_told` does."""
+        with self._asking(agent) as port, self._told(order, agent):
+            yield port
+
+    @contextmanager
+    def _told(self, order: OperatorEntry, agent: str) -> Iterator[None]:
+        """Logs an order before an agent is asked, so that a crash leaves none unknown, and then what came of it."""
+        self._log(_said(order, f"asked of agent {agent}"))
+        try:
+            yield
+        except StorageAgentError as fault:
+            self._log(_said(order, _outcome(agent, fault)))
+            raise
+        self._log(_said(order, f"done by agent {agent}"))
+
     def _look(self, agent: str, *, let_go: str = "") -> None:
         if not self._service.look(agent, let_go=let_go):
             raise ActionRefused(f"agent {agent} did it, and does not answer now: ask for the volume again in a moment")
@@ -233,6 +254,20 @@ def _require_elsewhere(descriptor: VolumeDescriptor, directory: Path) -> None:
         said = f"volume {descriptor.id!r}: path {descriptor.path!r} is in, or above, the advisor's own directory {own}"
         remedy = "give a path beside it"
         raise descriptor_refused(f"{said}; {remedy}", FieldFault("path", repr(descriptor.path), remedy))
+
+
+def _said(order: OperatorEntry, what: str) -> OperatorEntry:
+    """An order with `what` is to be said of it, besides what it is about."""
+    return replace(order, detail=", ".join(part for part in (order.detail, what) if part))
+
+
+def _outcome(agent: str, fault: StorageAgentError) -> str:
+    """Of a descriptor only what to mend: what was sent may hold a secret."""
+    if isinstance(fault, AgentUnreachable):
+        return f"agent {agent} gave no answer: whether it was done is not known"
+    if isinstance(fault, DescriptorError):
+        return f"refused by agent {agent}: {fault.fault.field}: {fault.fault.remedy}"[:REFUSAL_CHARACTERS_MAX]
+    return f"refused by agent {agent}: {fault}"[:REFUSAL_CHARACTERS_MAX]
 
 
 def _find(volumes: list[VolumeStat], volume: str) -> VolumeStat | None:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from advisor.api_settings import ApiSettings
 from advisor.entries import EntryKind, OperatorEntry, decode_control
-from advisor.errors import ActionRefused, NothingSuch
+from advisor.errors import ActionRefused, FieldRefused, NothingSuch
 from advisor.recording_desk import FOLDER, RecordingDesk
 from advisor.recording_shelf import NoRoom, TooLarge
 from advisor.service import AdvisorService
@@ -116,6 +117,8 @@ def test_the_log_is_recorded_from_the_start_to_the_stop_and_both_are_logged(
     assert done.from_position is not None
     assert done.from_position > started.from_position
     assert noted(service)[-2:] == [("ann", "record", "evening"), ("bob", "stop recording", "evening")]
+    with pytest.raises(ActionRefused, match="'evening' is done already: there is nothing to stop"):
+        desk.stop("bob", "evening")
     assert [view.name for view in desk.list()] == ["evening"]
     assert done.size_bytes == (folder / "evening").stat().st_size
     eventually(lambda: desk.get("evening").figures is not None, "figures")
@@ -144,10 +147,10 @@ def test_as_many_recordings_as_may_be_and_no_more(desk: RecordingDesk) -> None:
 )
 def test_no_name_leads_out_of_the_folder(desk: RecordingDesk, folder: Path, name: str) -> None:
     before = sorted(folder.parent.rglob("*"))
-    with pytest.raises(ActionRefused):
-        desk.start("mallory", name, seconds=None, events=None)
-    with pytest.raises(ActionRefused):
-        desk.upload("mallory", name)
+    for begin in (lambda each: desk.start("mallory", each, seconds=None, events=None), partial(desk.upload, "mallory")):
+        with pytest.raises(FieldRefused) as refused:
+            begin(name)
+        assert (refused.value.field, refused.value.value) == ("name", repr(name[:80]))
     for act in (desk.get, desk.file, lambda each: desk.delete("mallory", each)):
         with pytest.raises(NothingSuch):
             act(name)
@@ -258,7 +261,9 @@ def test_what_a_killed_recorder_left_is_listed_as_cut_and_can_be_deleted(desk: R
     (folder / "night.part").write_bytes(b"PAR1 and no footer")
     (cut,) = [view for view in desk.list() if view.name == "night"]
     assert (cut.state, cut.size_bytes) == ("cut", 18)
-    assert "it cannot be read: delete it" in cut.note
+    assert "it cannot be read: delete it. A file that was sent, send again" in cut.note
+    with pytest.raises(ActionRefused, match="'night' is cut already"):
+        desk.stop("ann", "night")
     with pytest.raises(ActionRefused, match="'night' cannot be read"):
         desk.file("night")
     with pytest.raises(ActionRefused, match="already"):

@@ -19,7 +19,9 @@ from advisor.service import AdvisorService
 from advisor.settings import AgentSettings
 from advisor.views import Check
 from advisor.volume_desk import ServiceVolumes
+from storage_agent.client import AgentClient
 from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.errors import AgentUnreachable
 from storage_agent.port import ScrubReport
 from storage_agent.service import AgentService
 from tests.moving import BLOCK_BYTES, Storage, agrees, eventually, folded, plan, running, settings_for, settle
@@ -106,7 +108,11 @@ def test_a_volume_is_drained_over_a_restart_and_can_then_be_unregistered(
             volumes.get(drained)
         assert [each.descriptor.id for each in storage.agent.volumes()] == [other]
     assert service.failure is None
-    assert said(service) == [f"ann: drain {drained}", f"bob: unregister {drained}, empty, from agent agent"]
+    assert said(service) == [
+        f"ann: drain {drained}",
+        f"bob: unregister {drained}, empty, asked of agent agent",
+        f"bob: unregister {drained}, empty, done by agent agent",
+    ]
 
 
 def test_a_volume_is_registered_and_changed_and_what_may_not_be_is_refused(tmp_path: Path, storage: Storage) -> None:
@@ -150,14 +156,38 @@ def test_a_volume_is_registered_and_changed_and_what_may_not_be_is_refused(tmp_p
         assert (gone.blocks, gone.block_bytes) == (8, 8 * BLOCK_BYTES)
         assert "extra" not in service.fold.volumes, "an optional one that was taken is not away: it is gone"
     assert service.failure is None
-    assert said(service) == [
-        "ann: register extra, on agent agent",
-        "ann: register extra, on agent agent",
-        "ann: register extra, on agent agent",
-        "ann: resize extra, to 32 blocks",
+    asked, done, refused = (f"{word} agent agent" for word in ("asked of", "done by", "refused by"))
+    starts = [
+        f"ann: register extra, {asked}",
+        f"ann: register extra, {refused}: path: ",
+        f"ann: register extra, {asked}",
+        f"ann: register extra, {refused}: kind: ",
+        f"ann: register extra, {asked}",
+        f"ann: register extra, {done}",
+        f"ann: resize extra, to 32 blocks, {asked}",
+        f"ann: resize extra, to 32 blocks, {done}",
         "ann: watermarks extra, 0.5 to 0.75 of its capacity",
-        "ann: resize extra, to 4 blocks",
-        "ann: unregister extra, with 8 blocks on it, from agent agent",
+        f"ann: resize extra, to 4 blocks, {asked}",
+        f"ann: resize extra, to 4 blocks, {refused}: ",
+        f"ann: unregister extra, with 8 blocks on it, {asked}",
+        f"ann: unregister extra, with 8 blocks on it, {done}",
+    ]
+    assert [text[: len(start)] for text, start in zip(said(service), starts, strict=True)] == starts
+
+
+def test_an_order_that_the_agent_did_not_answer_is_logged_as_not_known(
+    tmp_path: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object, **__: object) -> None:
+        raise AgentUnreachable("no answer in 1 s")
+
+    with serving(tmp_path, storage) as service:
+        monkeypatch.setattr(AgentClient, "register_volume", lost)
+        with pytest.raises(ActionRefused, match="no answer in 1 s"):
+            ServiceVolumes(service).register("ann", "agent", described(tmp_path))
+    assert said(service) == [
+        "ann: register extra, asked of agent agent",
+        "ann: register extra, agent agent gave no answer: whether it was done is not known",
     ]
 
 
