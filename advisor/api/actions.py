@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Depends, HTTPException, Path
+from fastapi import APIRouter, Body, Depends, HTTPException, Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from advisor.access.identity import Identity, Scope
@@ -26,6 +26,10 @@ class Order(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+NoOrder = Annotated[Order, Body(default_factory=Order)]
+"""Nothing at all is a body without fields, too."""
+
+
 class PauseOrder(Order):
     volume: str = Field("", max_length=64, description="A volume's id; left out, everything.")
 
@@ -43,17 +47,17 @@ def action_routes(actions: AdvisorActions) -> APIRouter:
         return done(lambda: actions.resume(who.name, order.volume))
 
     @routes.post("/moves/cancel", summary="Cancel all open moves and compactions", responses=documented(422))
-    def cancel_all(_: Order, who: Operator) -> CancelView:
+    def cancel_all(_: NoOrder, who: Operator) -> CancelView:
         return done(lambda: actions.cancel_all(who.name))
 
     @routes.post("/moves/{move_id}/cancel", summary="Cancel one open move", responses=documented(404, 409, 422))
-    def cancel(move_id: Annotated[str, Path(max_length=64)], _: Order, who: Planner) -> CancelView:
+    def cancel(move_id: Annotated[str, Path(max_length=64)], _: NoOrder, who: Planner) -> CancelView:
         return done(lambda: actions.cancel(who.name, move_id))
 
     @routes.post(
         "/compactions/{compaction_id}/cancel", summary="Cancel an open compaction", responses=documented(404, 422)
     )
-    def cancel_compaction(compaction_id: Annotated[str, Path(max_length=64)], _: Order, who: Operator) -> CancelView:
+    def cancel_compaction(compaction_id: Annotated[str, Path(max_length=64)], _: NoOrder, who: Operator) -> CancelView:
         return done(lambda: actions.cancel_compaction(who.name, compaction_id))
 
     return routes

@@ -116,8 +116,7 @@ def block_page(
             age_s=_span(wanted.older_than_s, wanted.newer_than_s, AGE_S_MAX),
         )  # fmt: skip
     except ValueError as error:
-        detail = f"after was {after!r}: {error}; give the next_cursor of the page before, unchanged"
-        raise HTTPException(400, detail) from error
+        raise HTTPException(400, f"after was {after!r}: {error}") from error
     return page.model_copy(update={"next_cursor": cursors.sealed(who, "blocks", page.next_cursor)})
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from advisor.access.identity import Identity
 from advisor.access.identity import Scope as AccessScope
 from advisor.api.access import needs
-from advisor.api.actions import Order, done
+from advisor.api.actions import NoOrder, Order, done
 from advisor.api.problems import documented
 from advisor.api.queries import Limit
 from advisor.api.queries import Query as Parameters
@@ -88,7 +88,7 @@ def deletion_routes(deletions: AdvisorDeletions) -> APIRouter:
         summary="Give up an open deletion: what was not proven gone may be there still",
         responses=documented(404, 409, 422),
     )
-    def abandon(deletion_id: DeletionId, _: Order, who: Admin) -> DeletionView:
+    def abandon(deletion_id: DeletionId, _: NoOrder, who: Admin) -> DeletionView:
         return done(lambda: deletions.abandon(deletion_id, who.name))
 
     @routes.post(
@@ -96,7 +96,7 @@ def deletion_routes(deletions: AdvisorDeletions) -> APIRouter:
         summary="Refuse a deleted tenant no longer",
         responses=documented(404, 409, 422),
     )
-    def enable(tenant: Annotated[str, Path(max_length=256)], _: Order, who: Admin) -> list[RefusedTenantView]:
+    def enable(tenant: Annotated[str, Path(max_length=256)], _: NoOrder, who: Admin) -> list[RefusedTenantView]:
         """Answers with those that are refused still."""
         return done(lambda: deletions.enable(tenant, who.name))
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path
 
 from advisor.access.identity import Scope
 from advisor.api.access import needs
-from advisor.api.actions import Order, Planner, done
+from advisor.api.actions import NoOrder, Planner, done
 from advisor.api.problems import documented
 from advisor.plan_views import AdvisorPlans, PlanDecisionView, PlanView
 from advisor.views import MoveView
@@ -26,25 +26,25 @@ def plan_routes(plans: AdvisorPlans) -> APIRouter:
         return plans.plan()
 
     @routes.post("/plan/apply", summary="Plan now and carry it out, in a dry run too", responses=documented(409, 422))
-    def apply(_: Order, who: Planner) -> PlanDecisionView:
+    def apply(_: NoOrder, who: Planner) -> PlanDecisionView:
         """The plan that waits, if one does, is withdrawn."""
         return done(lambda: plans.apply(who.name))
 
     @routes.post(
         "/plan/{plan_id}/approve", summary="Carry out the plan that waits", responses=documented(404, 409, 422)
     )
-    def approve(plan_id: PlanId, _: Order, who: Planner) -> PlanDecisionView:
+    def approve(plan_id: PlanId, _: NoOrder, who: Planner) -> PlanDecisionView:
         """What is not possible any more is left out; `refusals` say why."""
         return done(lambda: plans.approve(who.name, plan_id))
 
     @routes.post(
         "/plan/{plan_id}/reject", summary="Drop the plan that waits", responses=documented(404, 409, 422)
     )
-    def reject(plan_id: PlanId, _: Order, who: Planner) -> PlanDecisionView:
+    def reject(plan_id: PlanId, _: NoOrder, who: Planner) -> PlanDecisionView:
         return done(lambda: plans.reject(who.name, plan_id))
 
     @routes.post("/moves/{move_id}/retry", summary="Try an aborted move again", responses=documented(404, 409, 422))
-    def retry(move_id: Annotated[str, Path(max_length=64)], _: Order, who: Planner) -> MoveView:
+    def retry(move_id: Annotated[str, Path(max_length=64)], _: NoOrder, who: Planner) -> MoveView:
         """Answers with the fresh move."""
         return done(lambda: plans.retry(who.name, move_id))
 

@@ -120,12 +120,22 @@ def _sentence(error: dict[str, Any], fault: FieldFault) -> str:
     return f"{name} was {fault.value}: {fault.remedy}"
 
 
-def _bad_parameters(_: Request, error: Exception) -> Response:
+def _bad_parameters(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    # What was not sent as JSON comes here as it is, and JSON makes no bytes.
+    if any(each["loc"] == ("body",) and isinstance(each.get("input"), bytes) for each in error.errors()):
+        return _no_json(request)
     told = list(error.errors())[:_ERRORS_SHOWN]
     faults = [_fault(one) for one in told]
     detail = "; ".join(_sentence(one, fault) for one, fault in zip(told, faults, strict=True))
     return problem(422, "bad-parameter", "A parameter cannot be used", detail, faults)
+
+
+def _no_json(request: Request) -> Response:
+    kind = request.headers.get("content-type", "")
+    was = f"the content type was {kind[:_VALUE_SHOWN_CHARACTERS]!r}" if kind else "the content type was left out"
+    detail = f"{was}: send Content-Type: application/json"
+    return problem(415, "content-type", "The content type is refused", detail)
 
 
 def _unparsed(cause: BaseException | None) -> Response:

@@ -13,7 +13,7 @@ from starlette.responses import FileResponse
 
 from advisor.access.identity import Scope
 from advisor.api.access import identity_of, needs
-from advisor.api.actions import Operator, Order, done
+from advisor.api.actions import NoOrder, Operator, Order, done
 from advisor.api.problems import documented
 from advisor.api.queries import ListQuery
 from advisor.api.routes import first_rows
@@ -69,7 +69,7 @@ def recording_routes(recordings: AdvisorRecordings) -> APIRouter:
         summary="End a recording; answers when its file is whole",
         responses=documented(404, 409, 422),
     )
-    def stop(name: NameInPath, _: Order, who: Operator) -> RecordingView:
+    def stop(name: NameInPath, _: NoOrder, who: Operator) -> RecordingView:
         return done(lambda: recordings.stop(who.name, name))
 
     @routes.get("/recordings/{name}", summary="What is in a recording", responses=documented(404, 422))

@@ -9,7 +9,7 @@ from starlette.responses import FileResponse
 
 from advisor.access.identity import Scope
 from advisor.api.access import needs
-from advisor.api.actions import Order, Planner, done
+from advisor.api.actions import NoOrder, Planner, done
 from advisor.api.problems import documented
 from advisor.api.queries import ListQuery
 from advisor.api.recordings import kept
@@ -57,7 +57,7 @@ def replay_routes(replays: AdvisorReplays) -> APIRouter:
         return FileResponse(path, media_type="text/html", headers={"Content-Security-Policy": REPORT_POLICY})
 
     @routes.post("/replays/{replay_id}/cancel", summary="End an open replay", responses=documented(404, 409, 422))
-    def cancel(replay_id: ReplayId, _: Order, who: Planner) -> ReplayView:
+    def cancel(replay_id: ReplayId, _: NoOrder, who: Planner) -> ReplayView:
         return done(lambda: replays.cancel(who.name, replay_id))
 
     @routes.delete(

@@ -10,7 +10,7 @@ from pydantic import Field, WithJsonSchema, model_validator
 
 from advisor.access.identity import Identity, Scope
 from advisor.api.access import needs
-from advisor.api.actions import Operator, Order, done
+from advisor.api.actions import NoOrder, Operator, Order, done
 from advisor.api.problems import documented
 from advisor.api.queries import Query as Parameters
 from advisor.views import AdvisorActions, PauseView
@@ -116,17 +116,17 @@ def volume_routes(volumes: AdvisorVolumes, actions: AdvisorActions | None) -> AP
         )
 
     @routes.post("/volumes/{volume_id}/drain", summary="Have all blocks leave a volume", responses=documented(404, 422))
-    def drain(volume_id: VolumeId, _: Order, who: Operator) -> VolumeDetail:
+    def drain(volume_id: VolumeId, _: NoOrder, who: Operator) -> VolumeDetail:
         return done(lambda: volumes.drain(who.name, volume_id))
 
     @routes.post("/volumes/{volume_id}/undrain", summary="Let blocks stay and come again",
                  responses=documented(404, 409, 422))
-    def undrain(volume_id: VolumeId, _: Order, who: Operator) -> VolumeDetail:
+    def undrain(volume_id: VolumeId, _: NoOrder, who: Operator) -> VolumeDetail:
         return done(lambda: volumes.undrain(who.name, volume_id))
 
     @routes.post("/volumes/{volume_id}/scrub", status_code=202, summary="Read and check every block of a volume",
                  responses=documented(404, 409, 422))
-    def scrub(volume_id: VolumeId, _: Order, who: Operator) -> ScrubView:
+    def scrub(volume_id: VolumeId, _: NoOrder, who: Operator) -> ScrubView:
         """Answers when it is begun; the next route says how it went."""
         return done(lambda: volumes.scrub(who.name, volume_id))
 
@@ -143,9 +143,9 @@ def volume_routes(volumes: AdvisorVolumes, actions: AdvisorActions | None) -> AP
 def _pausing(routes: APIRouter, actions: AdvisorActions) -> None:
     @routes.post("/volumes/{volume_id}/pause", summary="Plan and begin no moves on a volume",
                  responses=documented(404, 422))
-    def pause(volume_id: VolumeId, _: Order, who: Operator) -> PauseView:
+    def pause(volume_id: VolumeId, _: NoOrder, who: Operator) -> PauseView:
         return done(lambda: actions.pause(who.name, volume_id))
 
     @routes.post("/volumes/{volume_id}/resume", summary="Take back a volume's pause", responses=documented(404, 422))
-    def resume(volume_id: VolumeId, _: Order, who: Operator) -> PauseView:
+    def resume(volume_id: VolumeId, _: NoOrder, who: Operator) -> PauseView:
         return done(lambda: actions.resume(who.name, volume_id))

@@ -281,7 +281,7 @@ class SampleReader:
         if after is not None:
             name, _, number = after.partition("-")
             if name != "after" or not number.isdecimal():
-                raise ValueError("it is no cursor of this list")
+                raise ValueError(f"cursor {after!r} is none of ours: use next_cursor of the page before")
             start = int(number)
         found = [
             block for block in self.block_views
