@@ -362,9 +362,9 @@ class SlotTable:
         return of_some
 
     def live_bytes(self) -> int:
-        """Of the blocks, with their header pages."""
-        sizes = self._rows.rows["payload_bytes"].astype(np.int64)
-        return int((sizes[sizes > 0] + PAGE_BYTES).sum())
+        """Of the live blocks, with their header pages: `held_bytes` counts neither those that are being freed."""
+        sizes = self._rows.rows["payload_bytes"][self.live_slots()]
+        return int(sizes.sum(dtype=np.uint64)) + len(sizes) * PAGE_BYTES
 
     def held_bytes(self, slot_bytes: int) -> int:
         """Of the slots that hold them; `slot_bytes` of each where all are equal."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from event_plane.schema import Namespace
-from storage_agent.block_header import BlockHeader
+from storage_agent.block_header import PAGE_BYTES, BlockHeader
 from storage_agent.errors import SlotStateError
 from storage_agent.port import BlockKey, ClassStat
 from storage_agent.slot_classes import SlotClass
@@ -115,6 +115,11 @@ class SlotTableMachine(RuleBasedStateMachine):
         assert self.table.live_count == len(self.live)
         assert {held.key: held for held in self.table.live_headers()} == self.live
         assert self.table.is_settled == (not self.writing and not self.freeing and not self.pins)
+
+    @invariant()
+    def no_more_bytes_are_live_than_are_held(self) -> None:
+        live_bytes = sum(PAGE_BYTES + held.payload_bytes for held in self.live.values())
+        assert self.table.live_bytes() == live_bytes <= self.table.held_bytes(2 * PAGE_BYTES)
 
     @invariant()
     def a_table_built_from_the_live_slots_serves_the_same(self) -> None:
