@@ -129,7 +129,7 @@ def _of_producers(producers: Sequence[ProducerView]) -> Iterator[Alert]:
     partial = [producer for producer in producers if producer.state == "partial"]
     if not partial:
         return
-    names = ", ".join(producer.name for producer in partial[:NAMED_MAX])
+    names = ", ".join(formats.short_name(producer.name) for producer in partial[:NAMED_MAX])
     if len(partial) > NAMED_MAX:
         names += f" and {formats.count(len(partial) - NAMED_MAX)} more"
     title = "A producer is partial" if len(partial) == 1 else f"{formats.count(len(partial))} producers are partial"

@@ -14,6 +14,10 @@ NOTHING = "–"
 
 SIZE_NOT_TOLD = "size not told"
 
+NAME_CHARACTERS_SHOWN = 64
+NAME_CHARACTERS_ON_HOVER = 1_000
+"""Names of publishers, tenants, models and adapters come from outside, and are as long as whoever gave them likes."""
+
 NARROW_SPACE = "\u202f"
 """Between groups of three digits: does not break, and cannot be taken for a decimal sign."""
 
@@ -160,6 +164,20 @@ def short_hash(text: str) -> str:
     return text if len(text) <= 9 else f"{text[:4]}…{text[-4:]}"
 
 
+def short_name(text: str) -> str:
+    """A name that somebody else chose, of any length, cut to be shown."""
+    return _cut(text, NAME_CHARACTERS_SHOWN)
+
+
+def whole_name(text: str) -> str:
+    """The same for the hover: whole, up to a bound."""
+    return _cut(text, NAME_CHARACTERS_ON_HOVER)
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[:characters]}…"
+
+
 FILTERS = {
     "count": count,
     "noun": noun,
@@ -176,4 +194,6 @@ FILTERS = {
     "moment": moment,
     "timestamp": timestamp,
     "short_hash": short_hash,
+    "short_name": short_name,
+    "whole_name": whole_name,
 }

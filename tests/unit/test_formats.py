@@ -97,3 +97,9 @@ def test_rounded_count_is_within_half_a_percent_and_has_at_most_three_figures(va
 @given(st.integers(min_value=0, max_value=2**128))
 def test_exact_keeps_every_digit(value: int) -> None:
     assert int(formats.exact(value).replace(formats.NARROW_SPACE, "")) == value
+
+
+def test_a_name_is_cut_where_it_is_shown_and_later_on_hover() -> None:
+    assert formats.short_name("n" * 64) == formats.whole_name("n" * 64) == "n" * 64
+    assert formats.short_name("n" * 20_000) == "n" * 64 + "…"
+    assert formats.whole_name("n" * 20_000) == "n" * 1_000 + "…"
