@@ -10,9 +10,10 @@ from advisor.log_faults import os_fault
 
 
 def make_folder(folder: Path) -> None:
-    """Raises `LogError`."""
+    """One that is there keeps its mode. Raises `LogError`."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        # Whoever reads a log knows the hashes of all tenants.
+        folder.mkdir(0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise LogError(f"{folder} cannot be made ({error.strerror}): choose another directory") from error
 

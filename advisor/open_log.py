@@ -9,6 +9,7 @@ from advisor.entries import EventLog
 from advisor.errors import LogError
 from advisor.log import SqlLog
 from advisor.log_database import database_path
+from advisor.log_folder import make_folder
 from advisor.log_postgres import is_postgres
 from advisor.log_queries import LogQueries, SegmentQueries, SqlQueries
 from advisor.segment_catalogue import CATALOGUE
@@ -48,6 +49,7 @@ def open_log(settings: AdvisorSettings, *, read_only: bool = False) -> EventLog:
     place = log_place(settings)
     if not read_only:
         _refuse_other_kind(settings, place)
+        make_folder(settings.directory)
     if settings.log.kind == "segments":
         return SegmentLog(Path(place), read_only=read_only)
     return SqlLog(place, password_file=settings.log.password_file, read_only=read_only)

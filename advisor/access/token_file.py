@@ -123,10 +123,14 @@ class TokenFile:
         content = msgspec.json.format(msgspec.json.encode(_Kept(1, tokens)), indent=1) + b"\n"
         try:
             part = PartFile(self.path)
+        except RecordingError as error:
+            raise TokensError(str(error)) from error
+        try:
             os.fchmod(part.file.fileno(), stat.S_IRUSR | stat.S_IWUSR)
             part.file.write(content)
             part.finish(len(content))
         except (RecordingError, OSError) as error:
+            part.discard()
             raise TokensError(str(error)) from error
 
     @contextlib.contextmanager
@@ -134,7 +138,7 @@ class TokenFile:
         """One writer at a time. The lock file stays: removing it would let two lock two files of one name."""
         lock = self.path.with_name(LOCK)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(0o700, parents=True, exist_ok=True)
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
+import signal
 import stat
 import subprocess
 import sys
@@ -32,6 +34,7 @@ def test_a_token_is_kept_as_a_hash_in_a_file_that_nobody_else_reads(file: TokenF
     prefix, token_id, secret = text.split("_", 2)
     assert (prefix, token_id, len(secret)) == ("kva", token.id, 43)
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700, "a directory that it made"
     kept = json.loads(file.path.read_text())
     assert kept == {"version": 1, "tokens": [{
         "id": token.id, "name": "ann", "scope": "operate", "digest": hashlib.sha256(secret.encode()).hexdigest(),
@@ -160,3 +163,27 @@ def test_what_root_makes_is_whose_the_folder_is_and_no_link_of_theirs_is_followe
     os.chown(state / "tokens.json", 4321, 1234)
     with pytest.raises(TokensError, match="belongs to user 4321: chown it to 0, who runs this"):
         TokenFile(state).book()
+
+
+@pytest.mark.parametrize("tenant", ["a\nb", "a\x1b[2Jb", "a\u202eb", "a\x00"])
+def test_a_tenant_that_cannot_be_printed_is_refused_by_its_value(file: TokenFile, tenant: str) -> None:
+    with pytest.raises(TokensError) as refused:
+        file.create("ann", Scope.READ, tenant)
+    assert str(refused.value) == f"the tenant {tenant!r} has characters that cannot be printed: leave them out"
+    assert not file.path.exists()
+
+
+def test_a_file_that_finds_no_room_leaves_nothing_half_written(file: TokenFile) -> None:
+    file.create("ann", Scope.READ)
+    before = file.path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    taken = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+    try:
+        with pytest.raises(TokensError, match="cannot be written"):
+            file.create("bo", Scope.READ)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, taken)
+    assert file.path.read_bytes() == before
+    assert [each.name for each in file.path.parent.iterdir() if each.suffix == ".part"] == []
