@@ -37,6 +37,7 @@ from advisor.api.recordings import recording_routes
 from advisor.api.remembered_file import RememberedFile
 from advisor.api.replays import replay_routes
 from advisor.api.routes import api_routes, probe_routes
+from advisor.api.stopping import Stop, Stopping
 from advisor.api.stream import stream_routes
 from advisor.api.usage import usage_routes
 from advisor.api.volumes import volume_routes
@@ -54,10 +55,11 @@ DESCRIPTION = (
 def create_app(parts: AdminParts) -> FastAPI:
     """Routes, pages and files over `parts`.
 
-    `app.state.feed` is the `LiveFeed`: whoever runs the app closes it before waiting for open connections to end
-    (`advisor.api.server.AdminServer` does).
+    `app.state.feed` is the `LiveFeed` and `app.state.stop` a `Stop`: whoever runs the app closes the one and begins the
+    other before waiting for open connections to end (`advisor.api.server.AdminServer` does).
     """
     feed = LiveFeed(parts.reader, plans=parts.plans, volumes=parts.volumes)
+    stop = Stop()
     answers = None if parts.answers_file is None else RememberedFile(parts.answers_file)
 
     @asynccontextmanager
@@ -78,7 +80,7 @@ def create_app(parts: AdminParts) -> FastAPI:
         generate_unique_id_function=operation_id,
     )
     app.needs_login = parts.doorkeeper.anonymous is None
-    app.state.feed = feed
+    app.state.feed, app.state.stop = feed, stop
     pages = Pages(parts)
     problems.install(app, pages.problem)
 
@@ -95,6 +97,7 @@ def create_app(parts: AdminParts) -> FastAPI:
     app.add_middleware(EvenTiming)
     app.add_middleware(Bodies)
     app.add_middleware(Door, doorkeeper=parts.doorkeeper, secure=parts.api.is_secure)
+    app.add_middleware(Stopping, stop=stop)
     app.add_middleware(Guard, hosts=parts.api.hosts, secure=parts.api.is_secure)
     app.add_middleware(Measuring, observe=parts.observe, span=parts.span)
     return app

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 from advisor.access.identity import Scope
 from advisor.api.access import identity_of, needs
-from advisor.api.feed import LiveFeed
 from advisor.api.problems import documented
 from advisor.api.queries import CompactionsQuery, EventsQuery, ListQuery, MovesQuery, SamplesQuery
 from advisor.views import (
@@ -117,17 +116,6 @@ def api_routes(reader: AdvisorReader) -> APIRouter:
         return reader.samples(seconds=query.seconds)
 
     return routes
-
-
-def stream_place(feed: LiveFeed) -> Callable[[Request], Iterator[None]]:
-    """A dependency that holds one of the feed's places while a stream is open."""
-
-    def hold(request: Request) -> Iterator[None]:
-        who = identity_of(request)
-        with feed.admitted("" if who is None else who.name):
-            yield
-
-    return hold
 
 
 def first_rows(rows: Sequence[Row], limit: int, response: Response) -> list[Row]:

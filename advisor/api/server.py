@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from advisor.api.errors import ApiError
 from advisor.api.feed import LiveFeed
+from advisor.api.stopping import Stop
 from advisor.api_settings import ApiSettings, is_loopback
 
 _SHUTDOWN_S_MAX = 3
@@ -72,14 +73,16 @@ class AdminServer(uvicorn.Server):
         scheme = "http" if settings.tls_cert_file is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
         self._feed: LiveFeed = app.state.feed
+        self._stop: Stop = app.state.stop
 
     async def serve_until_told(self) -> None:
         """Serve on the socket until `should_exit`."""
         await self.serve(sockets=[self._listener])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # uvicorn waits for open answers to end, and a stream never ends by itself.
+        # uvicorn waits for open answers to end: a stream never ends by itself, nor does a request whose sender stalls.
         self._feed.close()
+        self._stop.begin()
         await super().shutdown(sockets)
 
 

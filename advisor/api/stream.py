@@ -16,7 +16,7 @@ from advisor.api.follower import LogFollower, StreamGap, Told
 from advisor.api.picture import Picture
 from advisor.api.problems import documented
 from advisor.api.queries import MOVES_ROWS, SAMPLES_SECONDS_MAX
-from advisor.api.routes import stream_place
+from advisor.api.stream_route import StreamRoute, stream_place
 from advisor.views import AdvisorReader
 
 LastEventId = Annotated[
@@ -27,7 +27,7 @@ LastEventId = Annotated[
 
 def stream_routes(reader: AdvisorReader, feed: LiveFeed) -> APIRouter:
     """`/api/v1/stream`."""
-    routes = APIRouter(prefix="/api/v1", tags=["advisor"])
+    routes = APIRouter(prefix="/api/v1", tags=["advisor"], route_class=StreamRoute)
     follower = LogFollower(reader)
 
     @routes.get(

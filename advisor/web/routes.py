@@ -15,7 +15,7 @@ from advisor.access.identity import Identity, Scope
 from advisor.api.access import needs
 from advisor.api.feed import LiveFeed
 from advisor.api.parts import AdminParts
-from advisor.api.routes import stream_place
+from advisor.api.stream_route import StreamRoute, stream_place
 from advisor.web.page_blocks import blocks_routes
 from advisor.web.page_login import login_routes
 from advisor.web.page_moves import moves_routes
@@ -55,7 +55,9 @@ def page_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRouter:
     routes.include_router(replay_routes(pages, parts, feed))
     routes.include_router(settings_routes(pages, parts, feed))
 
-    @routes.get(
+    streams = APIRouter(route_class=StreamRoute)
+
+    @streams.get(
         "/live",
         response_class=EventSourceResponse,
         dependencies=[Depends(needs(Scope.READ)), Depends(stream_place(feed))],
@@ -77,4 +79,5 @@ def page_routes(pages: Pages, parts: AdminParts, feed: LiveFeed) -> APIRouter:
             sample = picture.samples[-1].model_dump_json() if picture.samples else "null"
             yield ServerSentEvent(event="sample", raw_data=sample, id=position)
 
+    routes.include_router(streams)
     return routes

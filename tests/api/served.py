@@ -38,6 +38,10 @@ class Served:
         """Places of the live feed that are taken."""
         return self._feed._streams.total()
 
+    def awaited(self) -> int:
+        """Requests of which more is waited for."""
+        return len(self._server._stop._waiting)
+
     def tasks(self) -> int:
         """Of the event loop, that are not done."""
 
