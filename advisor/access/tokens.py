@@ -56,6 +56,8 @@ def make_token(name: str, scope: Scope, tenant: str, *, now_us: int, expires_us:
         "id": token_id, "name": name, "scope": scope.word, "digest": _digest(secret), "created_us": now_us,
         "expires_us": expires_us, "tenant": tenant,
     }  # fmt: skip
+    if not tenant.isprintable():
+        raise ValueError(f"the tenant {tenant[:80]!r} has characters that cannot be printed: leave them out")
     try:
         token = msgspec.convert(kept, Token)
     except msgspec.ValidationError as error:
