@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path as FilePath
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
@@ -26,6 +27,7 @@ from advisor.recording_views import (
     RecordingView,
 )
 from event_plane.errors import RecordingError
+from event_plane.recording import detect_format
 
 Answer = TypeVar("Answer")
 
@@ -87,7 +89,8 @@ def recording_routes(recordings: AdvisorRecordings) -> APIRouter:
         },
     )
     def file(name: NameInPath) -> FileResponse:
-        return FileResponse(done(lambda: recordings.file(name)), media_type=_BYTES, filename=name)
+        path = done(lambda: recordings.file(name))
+        return FileResponse(path, media_type=_BYTES, filename=_file_name(name, path))
 
     @routes.put(
         "/recordings/{name}",
@@ -113,6 +116,15 @@ def recording_routes(recordings: AdvisorRecordings) -> APIRouter:
         return done(lambda: recordings.delete(who.name, name))
 
     return routes
+
+
+def _file_name(name: str, path: FilePath) -> str:
+    """What a recording is saved as: in Parquet, under a name that says so."""
+    try:
+        is_parquet = detect_format(path) == "parquet"
+    except RecordingError:
+        is_parquet = False
+    return f"{name}.parquet" if is_parquet and not name.endswith(".parquet") else name
 
 
 def kept(act: Callable[[], Answer]) -> Answer:

@@ -133,7 +133,8 @@ class _Drawing:
         number = len(self.boxes)
         if node is not None:
             figures, title = node.figures, formats.short_hash(node.first_hash)
-            says = f"Prefix {title} of tenant {formats.short_name(node.tenant) or 'not known'}: {figures_text(figures)}, {branches(node)}"
+            tenant = formats.short_name(node.tenant) or "not known"
+            says = f"Prefix {title} of tenant {tenant}: {figures_text(figures)}, {branches(node)}"
         else:
             assert others is not None
             figures, title = others.figures, formats.counted(others.nodes, "others")
