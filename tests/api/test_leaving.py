@@ -83,6 +83,7 @@ def test_an_order_whose_body_stalls_when_the_server_stops_is_answered_503(caplog
 def test_a_watcher_that_leaves_while_events_wait_leaves_no_fault(path: str) -> None:
     async def watch() -> list[Message]:
         app = create_app(sample_parts(reader=SampleReader()))
+        app.state.feed._interval_s = 0.01
         sent: list[Message] = []
         left = asyncio.Event()
 
@@ -93,7 +94,8 @@ def test_a_watcher_that_leaves_while_events_wait_leaves_no_fault(path: str) -> N
         async def send(message: Message) -> None:
             sent.append(message)
             if message["type"] == "http.response.body":
-                # The next events wait for this one, as a watcher that reads no more has them do.
+                # Meanwhile the next events wait for this one, as a watcher that reads no more has them do.
+                await asyncio.sleep(0.3)
                 left.set()
                 await asyncio.Event().wait()
 
