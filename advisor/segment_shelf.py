@@ -138,7 +138,7 @@ class Shelf:
             os.replace(temporary, sealed)
             segment.path, segment.stored_bytes = sealed, sealed.stat().st_size
         sync_folder(self.folder)
-        raw.unlink()
+        raw.unlink(missing_ok=True)  # a drop meanwhile took both forms
         return True
 
     def drop(self, through: int) -> list[Segment]:
@@ -153,6 +153,8 @@ class Shelf:
             dropped = self._segments[:count]
             del self._segments[:count]
         for segment in dropped:
+            # The raw form of one that was sealed a moment ago may still be there, and would pass for what is left.
+            raw_path(self.folder, segment.first).unlink(missing_ok=True)
             segment.path.unlink(missing_ok=True)
         if dropped:
             sync_folder(self.folder)

@@ -20,7 +20,7 @@ from advisor.segment_files import READ_BYTES, SegmentDamaged
 from advisor.segment_format import HEAD, META
 from advisor.segment_keeper import Keeper
 from advisor.segment_log import SegmentLog
-from advisor.segment_shelf import Shelf
+from advisor.segment_shelf import Shelf, raw_path
 from tests.disks import disk_of, file_size_limit
 
 SEGMENT_BYTES = 8_192
@@ -273,6 +273,29 @@ def test_reader_of_another_process_is_told_that_entries_went(tmp_path: Path) -> 
     with pytest.raises(LogError, match=r"entries 15–42 of .* were dropped while they were read: read again from 43"):
         list(reading)
     log.close()
+
+
+def test_segment_dropped_while_it_is_sealed_leaves_neither_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw_path(tmp_path, 1).write_bytes(b"raw")
+    raw_path(tmp_path, 5).write_bytes(b"raw")
+    temporary = tmp_path / "sealing"
+    temporary.write_bytes(b"sealed")
+    shelf = Shelf(tmp_path)
+    shelf.relist()
+    left: list[list[str]] = []
+
+    def drop_before_the_raw_form_is_unlinked(folder: Path) -> None:
+        monkeypatch.undo()
+        shelf.drop(4)
+        left.append([path.name for path in folder.iterdir()])
+
+    monkeypatch.setattr("advisor.segment_shelf.sync_folder", drop_before_the_raw_form_is_unlinked)
+
+    assert shelf.seal(shelf.segments()[0], temporary)
+
+    assert left == [[raw_path(tmp_path, 5).name]]
 
 
 def test_reader_of_another_process_goes_on_over_segments_sealed_meanwhile(tmp_path: Path) -> None:
