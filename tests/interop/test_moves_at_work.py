@@ -237,7 +237,8 @@ def test_an_optional_agent_that_vanishes_is_no_fault_and_its_return_is_reconcile
             far.put("far", 1, 2, 3)
             eventually(lambda: agrees(service, near) and agrees(service, far), "what was put")
             assert advised(service, 1) == ["near"]
-            assert advised(service, 2) == ["far"]
+            # Again and again: on a busy machine so hasty a client may have missed an answer.
+            eventually(lambda: advised(service, 2) == ["far"], "the far one serves")
             serving_far.close()
             far.close()
             eventually(lambda: volume_view(service, "far").state.startswith("away: agent far is unreachable"), "away")
@@ -251,7 +252,7 @@ def test_an_optional_agent_that_vanishes_is_no_fault_and_its_return_is_reconcile
             far.put("far", 4)
             eventually(lambda: volume_view(service, "far").state == "healthy", "back")
             eventually(lambda: agrees(service, far), "reconciled by its snapshot")
-            assert advised(service, 4) == ["far"]
+            eventually(lambda: advised(service, 4) == ["far"], "the far one serves again")
         assert service.failure is None
     finally:
         serving_far.close()

@@ -43,6 +43,7 @@ def main() -> None:
                     window.push(owner.metadata, there, here, length, notification=bytes(20_000))
                     met.set()
         except TransferError as error:
+            met.set()  # also where the first did not get through in time
             print(error, flush=True)
         thread.join()
         window.close()

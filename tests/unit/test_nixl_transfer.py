@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage_agent import nixl_transfer
 from storage_agent.errors import TransferError
 from storage_agent.file_transfer import DESCRIPTOR_COUNT_MAX, Extent, FileTransfer, Portions
 from storage_agent.files import HUGE_PAGE_BYTES, huge_pages
@@ -286,12 +288,15 @@ def test_more_is_moved_than_memory_holds_by_using_it_again(transfer: FileTransfe
         assert seen == [bytes([number]) * PAGE for number in range(48)]
 
 
-def test_a_reader_may_take_longer_over_a_portion_than_the_device_has_for_one(fd: int) -> None:
-    transfer = NixlTransfer("slow reader", {fd: FILE_BYTES}, staging_bytes=PAGE, deadline_s=0.3)
+def test_a_reader_may_take_longer_over_a_portion_than_the_device_has_for_one(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = NixlTransfer("slow reader", {fd: FILE_BYTES}, staging_bytes=PAGE, deadline_s=60.0)
     taken: list[int] = []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 80.0 * len(taken), sleep=time.sleep)
+    monkeypatch.setattr(nixl_transfer, "time", clock)
 
     def arrived(first: int, end: int) -> None:
-        time.sleep(0.4)
         taken.append(first)
 
     with transfer.exclusive():

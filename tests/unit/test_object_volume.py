@@ -330,9 +330,10 @@ def test_more_blocks_than_the_capacity_are_refused_and_left_alone(store: Store) 
 def test_a_server_that_is_too_slow_fails_what_was_asked_and_is_whole_when_opened_again(
     store: Store, seaweed: SeaweedServer
 ) -> None:
+    with store.case.opened() as volume:
+        volume.put([block(1), block(2)])
     kind, opening = prepare(store.case.descriptor(), [], store.case.endpoints)
     volume = kind.open(replace(opening, deadline_s=0.3))
-    volume.put([block(1), block(2)])
     with seaweed.paused():
         outcomes = volume.put([block(3), block(4), block(5)])
         assert results(outcomes) == [Result.FAILED] * 3
