@@ -29,8 +29,8 @@ class Prefix:
         self.bucket = bucket
         self.prefix = f"owner/{next(_prefixes)}"
 
-    def owner(self, volume: str = "v") -> ObjectOwner:
-        return ObjectOwner(self.bucket, self.prefix, volume, LEASE_S)
+    def owner(self, volume: str = "v", lease_s: float = 60.0) -> ObjectOwner:
+        return ObjectOwner(self.bucket, self.prefix, volume, lease_s)
 
     def record(self) -> OwnerRecord:
         found = self.bucket.get(owner_name(self.prefix))
@@ -40,8 +40,8 @@ class Prefix:
     def write(self, record: OwnerRecord) -> None:
         self.bucket.put(owner_name(self.prefix), pack_owner(record))
 
-    def held_by(self, holder: Holder) -> OwnerRecord:
-        record = OwnerRecord(volume="v", is_open=True, holder=holder, beat=7, lease_s=LEASE_S, generation_next=50)
+    def held_by(self, holder: Holder, lease_s: float = LEASE_S) -> OwnerRecord:
+        record = OwnerRecord(volume="v", is_open=True, holder=holder, beat=7, lease_s=lease_s, generation_next=50)
         self.write(record)
         return record
 
@@ -64,7 +64,8 @@ def test_the_first_owner_writes_a_record_and_gives_it_back(place: Prefix) -> Non
     assert place.record() == record
 
 
-def test_the_record_lives_on_while_its_owner_does(place: Prefix) -> None:
+def test_the_record_lives_on_while_its_owner_does(place: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_owner, "_BEATS_A_LEASE", 200)
     owner = place.owner()
     owner.acquire()
     deadline = time.monotonic() + 30
@@ -112,12 +113,12 @@ def test_a_host_whose_beat_stands_still_is_followed_after_its_lease(place: Prefi
 
 
 def test_a_host_whose_beat_rises_is_not_followed(place: Prefix) -> None:
-    record = place.held_by(Holder("elsewhere", "other machine", 5, "5"))
+    record = place.held_by(Holder("elsewhere", "other machine", 5, "5"), lease_s=60.0)
     stop = threading.Event()
 
     def beat() -> None:
         beats = itertools.count(record.beat + 1)
-        while not stop.wait(LEASE_S / 10):
+        while not stop.wait(0.1):
             place.write(msgspec.structs.replace(record, beat=next(beats)))
 
     beating = threading.Thread(target=beat)
@@ -178,7 +179,7 @@ def test_an_owner_that_was_followed_may_write_no_more(place: Prefix) -> None:
 
 
 def test_an_owner_that_cannot_renew_stops_writing_by_its_own_clock(place: Prefix) -> None:
-    owner = place.owner()
+    owner = place.owner(lease_s=LEASE_S)
     owner.acquire()
     owner._closing.set()  # its thread stands still
     owner._keeper.join()
