@@ -16,7 +16,7 @@ from storage_agent.descriptor import BLOCK_BYTES_MAX, CAPACITY_BLOCKS_MAX
 from storage_agent.errors import CommandRefused
 from storage_agent.leases import BlockFacts
 from storage_agent.port import BlockKey, Outcome, Result
-from storage_agent.shards import BlockLayout, ShardSpan
+from storage_agent.shards import BlockLayout, Shard, ShardSpan
 
 _MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 U64 = Annotated[int, msgspec.Meta(ge=0)]
@@ -27,6 +27,8 @@ KeyWire = tuple[int, int, int, int]
 """Namespace id, group, sequence hash low and high."""
 SpanWire = tuple[int, int, int]
 """Bytes of a shard, the first one, how many there are in all."""
+ShardWire = tuple[int, int, BlockLayout | None]
+"""Index, count and layout."""
 
 
 class OutcomeWire(msgspec.Struct, frozen=True, array_like=True):
@@ -74,6 +76,14 @@ def keys_to_wire(keys: Iterable[BlockKey]) -> list[KeyWire]:
 
 def keys_from_wire(keys: Iterable[KeyWire]) -> list[BlockKey]:
     return [key_from_wire(key) for key in keys]
+
+
+def shard_to_wire(wanted: Shard | None) -> ShardWire | None:
+    return (wanted.index, wanted.count, wanted.layout) if wanted is not None else None
+
+
+def shard_from_wire(wanted: ShardWire | None) -> Shard | None:
+    return Shard(*wanted) if wanted is not None else None
 
 
 def outcome_of_block_to_wire(outcome: Outcome) -> OutcomeWire:

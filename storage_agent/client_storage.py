@@ -14,18 +14,15 @@ from types import TracebackType
 from typing import NoReturn, Protocol, TypeVar
 
 from event_plane.credentials import NO_CREDENTIALS, Credentials
-from storage_agent.block_header import BlockHeader
-from storage_agent.block_wire import headers_from_wire, keys_to_wire
+from storage_agent.block_wire import keys_to_wire, require_answers, shard_to_wire
 from storage_agent.buffers import require_one_each
 from storage_agent.client import AgentClient
-from storage_agent.data_wire import LOCATED_MAX, LocateReply, LocateRequest
+from storage_agent.data_wire import LOCATED_MAX, HoldingReply, HoldingRequest
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.direct_path import read_blocks
 from storage_agent.errors import (
     AgentUnreachable,
-    CommandRefused,
     NotTheOwner,
-    ShardError,
     StorageAgentError,
     VolumeError,
 )
@@ -44,12 +41,13 @@ from storage_agent.port import (
 from storage_agent.remote_volume import ABSENT_S, RemoteVolume
 from storage_agent.shards import Shard
 from storage_agent.slab_client import SlabClient
-from storage_agent.sliced_read import plan_read
 
 T = TypeVar("T")
 
 VOLUMES_S = 5.0
 """The agent is asked so often which volumes it has."""
+_SEARCHES_MAX = 8
+"""Times a get looks for blocks that move on whenever it does."""
 
 
 class _Reach(Protocol):
@@ -136,16 +134,18 @@ class ClientStorage:
         try:
             with self._lock:
                 volumes = self._known_volumes()
+            waiting = list(range(len(keys)))
+            for _ in range(_SEARCHES_MAX):
+                self._search(volumes, keys, buffers, wanted, waiting, outcomes)
+                waiting = [number for number in waiting if number not in outcomes]
+                if not waiting or len(volumes) == 1:
+                    break
+                # The agent sees all volumes at once: a block that moved past this search is somewhere.
+                where = self.holding([keys[number] for number in waiting], wanted)
+                waiting = [number for number, volume in zip(waiting, where, strict=True) if volume]
         except StorageAgentError as error:
-            return [Outcome(key, Result.FAILED, reason=str(error)) for key in keys]
-        for volume in volumes:
-            waiting = [n for n in range(len(keys)) if n not in outcomes or not outcomes[n].result.ok]
-            if not waiting:
-                break
-            some = [keys[n] for n in waiting]
-            read = partial(_get, keys=some, buffers=[buffers[n] for n in waiting], wanted=wanted)
-            answers = zip(waiting, self._move(volume.id, some, read), strict=True)
-            outcomes.update((number, answer) for number, answer in answers if answer.result is not Result.MISS)
+            failed = {n: Outcome(key, Result.FAILED, reason=str(error)) for n, key in enumerate(keys)}
+            outcomes = failed | outcomes
         return [
             outcomes.get(number) or Outcome(key, Result.MISS, reason="no volume holds it")
             for number, key in enumerate(keys)
@@ -157,17 +157,20 @@ class ClientStorage:
         No use of a block is counted. A block that `wanted` could not be given is not there. What is said may have
         changed by the time of the `get`. Raises `StorageAgentError`: the agent does not answer.
         """
-        found = [""] * len(keys)
+        found: list[str] = []
         with self._lock:
-            volumes = self._known_volumes()
-        for volume in volumes:
-            waiting = [number for number, where in enumerate(found) if not where]
-            for start in range(0, len(waiting), LOCATED_MAX):
-                some = waiting[start : start + LOCATED_MAX]
-                headers = self._locate(volume.id, [keys[number] for number in some])
-                for number, header in zip(some, headers, strict=True):
-                    if header is not None and _can_be_read(header, wanted):
-                        found[number] = volume.id
+            self._require_present()
+        for start in range(0, len(keys), LOCATED_MAX):
+            some = keys[start : start + LOCATED_MAX]
+            request = HoldingRequest(keys_to_wire(some), shard_to_wire(wanted))
+            try:
+                reply = self._looking.ask(request, HoldingReply)
+            except AgentUnreachable:
+                with self._lock:
+                    self._absent_until_s = time.monotonic() + ABSENT_S
+                raise
+            require_answers(len(reply.volumes), len(some))
+            found += reply.volumes
         return found
 
     # Commands
@@ -259,17 +262,24 @@ class ClientStorage:
                 self._give_up(volume, reach, error)
             return [Outcome(key, Result.FAILED, volume, reason=str(error)) for key in keys]
 
-    def _locate(self, volume: str, keys: Sequence[BlockKey]) -> list[BlockHeader | None]:
-        request = LocateRequest(volume, keys_to_wire(keys), count_reads=False)
-        try:
-            reply = self._looking.ask(request, LocateReply)
-        except CommandRefused:  # it was unregistered since the agent was asked for its volumes
-            return [None] * len(keys)
-        except AgentUnreachable:
-            with self._lock:
-                self._absent_until_s = time.monotonic() + ABSENT_S
-            raise
-        return headers_from_wire(keys, reply.headers)
+    def _search(
+        self,
+        volumes: Sequence[VolumeDescriptor],
+        keys: Sequence[BlockKey],
+        buffers: Sequence[Buffer],
+        wanted: Shard | None,
+        numbers: Sequence[int],
+        outcomes: dict[int, Outcome],
+    ) -> None:
+        """Read these blocks from the first volume that can give them; one that none holds has no outcome."""
+        for volume in volumes:
+            waiting = [n for n in numbers if n not in outcomes or not outcomes[n].result.ok]
+            if not waiting:
+                break
+            some = [keys[n] for n in waiting]
+            read = partial(_get, keys=some, buffers=[buffers[n] for n in waiting], wanted=wanted)
+            answers = zip(waiting, self._move(volume.id, some, read), strict=True)
+            outcomes.update((number, answer) for number, answer in answers if answer.result is not Result.MISS)
 
     def _reach_of(self, volume: str) -> _Reach:
         """Hold the lock. Raises `StorageAgentError`."""
@@ -340,11 +350,3 @@ def _get(
     reach: _Reach, keys: Sequence[BlockKey], buffers: Sequence[Buffer], wanted: Shard | None
 ) -> list[Outcome]:
     return reach.get(keys, buffers, wanted)
-
-
-def _can_be_read(header: BlockHeader, wanted: Shard | None) -> bool:
-    try:
-        plan_read(header, wanted)
-    except ShardError:
-        return False
-    return True

@@ -19,6 +19,7 @@ from storage_agent.block_wire import (
     header_to_wire,
     keys_from_wire,
     outcome_of_block_to_wire,
+    shard_from_wire,
 )
 from storage_agent.data_wire import (
     LOCATED_MAX,
@@ -32,6 +33,8 @@ from storage_agent.data_wire import (
     DataRequest,
     DoneReply,
     GrantWire,
+    HoldingReply,
+    HoldingRequest,
     LeaseReply,
     LeaseRequest,
     ListRequest,
@@ -71,6 +74,8 @@ class DataDesk:
                 return self._attach(volume)
             case LocateRequest(volume, keys, count_reads):
                 return self._locate(volume, keys, count_reads)
+            case HoldingRequest(keys, wanted):
+                return HoldingReply(self._agent.holding(keys_from_wire(keys), shard_from_wire(wanted)))
             case ListRequest(volume, first_slot):
                 with self._agent.use_volume(volume) as opened:
                     headers = sorted((h for h in opened.live_headers() if h.slot >= first_slot), key=lambda h: h.slot)

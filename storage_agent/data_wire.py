@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from storage_agent.block_wire import U64, FactsWire, HeaderWire, KeyWire, OutcomeWire, Slot
+from storage_agent.block_wire import U64, FactsWire, HeaderWire, KeyWire, OutcomeWire, ShardWire, Slot
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.shards import BlockLayout
 
 LOCATED_MAX = 4096
-"""Most headers of one answer."""
+"""Most blocks of one answer."""
 
 
 class AttachRequest(msgspec.Struct, frozen=True, tag="attach"):
@@ -39,6 +38,19 @@ class LocateRequest(msgspec.Struct, frozen=True, tag="locate"):
 class LocateReply(msgspec.Struct, frozen=True, tag="locate"):
     headers: list[HeaderWire | None]
     capacity_blocks: int
+
+
+class HoldingRequest(msgspec.Struct, frozen=True, tag="holding"):
+    """Which of your own volumes would give me each of these blocks, or the slice of worker `wanted`, now?"""
+
+    keys: list[KeyWire]
+    wanted: ShardWire | None
+
+
+class HoldingReply(msgspec.Struct, frozen=True, tag="holding"):
+    """The fastest for each block, also of one that is on its way between two; empty where none does."""
+
+    volumes: list[str]
 
 
 class ListRequest(msgspec.Struct, frozen=True, tag="list"):
@@ -115,14 +127,11 @@ class PlaceWire(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BorrowRequest(msgspec.Struct, frozen=True, tag="borrow"):
-    """Read blocks into memory that I can pull from; of each the slice of worker `wanted` alone.
-
-    `wanted` is the index, count and layout of a `Shard`.
-    """
+    """Read blocks into memory that I can pull from; of each the slice of worker `wanted` alone."""
 
     volume: str
     keys: list[KeyWire]
-    wanted: tuple[int, int, BlockLayout | None] | None
+    wanted: ShardWire | None
 
 
 class LentWire(msgspec.Struct, frozen=True, array_like=True):
@@ -160,6 +169,7 @@ class OfferRequest(msgspec.Struct, frozen=True, tag="offer"):
 DataRequest = (
     AttachRequest
     | LocateRequest
+    | HoldingRequest
     | ListRequest
     | VerifyRequest
     | LeaseRequest
@@ -170,4 +180,6 @@ DataRequest = (
     | ReturnRequest
     | OfferRequest
 )
-DataReply = AttachReply | LocateReply | OutcomesReply | LeaseReply | ConfirmReply | DoneReply | BorrowReply
+DataReply = (
+    AttachReply | LocateReply | HoldingReply | OutcomesReply | LeaseReply | ConfirmReply | DoneReply | BorrowReply
+)

@@ -28,7 +28,13 @@ from storage_agent.block_header import (
     page_ceiling,
     part_checksums,
 )
-from storage_agent.block_wire import header_from_wire, header_to_wire, keys_from_wire, outcome_of_block_to_wire
+from storage_agent.block_wire import (
+    header_from_wire,
+    header_to_wire,
+    keys_from_wire,
+    outcome_of_block_to_wire,
+    shard_from_wire,
+)
 from storage_agent.data_wire import (
     BorrowReply,
     BorrowRequest,
@@ -68,7 +74,7 @@ class Loans:
     def lend(self, request: BorrowRequest) -> BorrowReply:
         """Read blocks into a window; the caller pulls, then gives it back. Raises `StorageAgentError`."""
         keys = keys_from_wire(request.keys)
-        wanted = Shard(*request.wanted) if request.wanted is not None else None
+        wanted = shard_from_wire(request.wanted)
         with self._agent.use_volume(request.volume) as volume:
             window = self._take_window(PAGE_BYTES + page_ceiling(volume.descriptor.block_bytes_max))
             loan = 0

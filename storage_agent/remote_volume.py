@@ -25,6 +25,7 @@ from storage_agent.block_wire import (
     outcome_of_block_from_wire,
     require_answers,
     require_key,
+    shard_to_wire,
 )
 from storage_agent.client import AgentClient
 from storage_agent.data_wire import (
@@ -312,8 +313,7 @@ class RemoteVolume:
         self, keys: Sequence[BlockKey], first: int, accept: Accept, wanted: Shard | None
     ) -> list[ReadResult]:
         """The first of `keys`, as many as are lent at once. Raises as `_owner`, and `TransferError`."""
-        asked = (wanted.index, wanted.count, wanted.layout) if wanted is not None else None
-        request = BorrowRequest(self._volume, keys_to_wire(keys), asked)
+        request = BorrowRequest(self._volume, keys_to_wire(keys), shard_to_wire(wanted))
         results: dict[int, ReadResult] = {}
         # Ours first: who waited for it with a loan would keep the owner's memory from who has it and waits for a loan.
         with self._window.exclusive() as memory:

@@ -49,6 +49,15 @@ def plan_read(header: BlockHeader, wanted: Shard | None) -> SlicedRead:
     return SlicedRead(asked, [] if is_whole_shard else parts)
 
 
+def can_be_read(header: BlockHeader, wanted: Shard | None) -> bool:
+    """Whether `plan_read` finds what to read."""
+    try:
+        plan_read(header, wanted)
+    except ShardError:
+        return False
+    return True
+
+
 def _said(layout: BlockLayout) -> str:
     axes = " × ".join(f"{axis.extent} {axis.name}" for axis in layout.axes)
     kind, split_by = layout.dtype or "elements", layout.sharded_axis or "nothing"

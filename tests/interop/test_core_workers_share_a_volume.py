@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
@@ -154,6 +155,27 @@ def test_volumes_are_asked_the_fastest_first_whatever_their_kind(tmp_path: Path)
         assert results(storage.delete("d-1", "slow", [key(1)]).outcomes) == [Result.DELETED]
         assert get(storage, 1, 3) == [(Result.MISS, ""), (Result.HIT, "slow")]
         assert [volume.blocks for volume in storage.stat().volumes] == [v.blocks for v in agent.stat().volumes]
+
+
+def test_a_block_that_moves_past_a_get_is_had_where_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = VolumeDescriptor(
+        id="slow", kind="memory", capacity_blocks=4, block_bytes_max=core_worker.BLOCK_BYTES, speed_rank=9
+    )
+    read, moves = client_storage._get, iter(("shared", "slow"))
+    with served(tmp_path, memory) as (_, url), ClientStorage(url) as storage:
+
+        def read_and_move(*asked: Any, **more: Any) -> list[Outcome]:
+            """A block is promoted behind a look at the faster volume, and demoted behind a look at the slower."""
+            answers = read(*asked, **more)
+            if answers[0].result is Result.MISS and (target := next(moves, "")):
+                source = "slow" if target == "shared" else "shared"
+                storage.move(f"to-{target}", [key(1)], source, target, keep=False)
+            return answers
+
+        monkeypatch.setattr(client_storage, "_get", read_and_move)
+        assert results(storage.put("slow", [block(1), block(2)])) == [Result.STORED] * 2
+        assert get(storage, 1, 2, 3) == [(Result.HIT, "slow"), (Result.HIT, "slow"), (Result.MISS, "")]
+        assert next(moves, "") == ""
 
 
 def test_threads_share_it_until_it_is_closed_under_them(tmp_path: Path) -> None:

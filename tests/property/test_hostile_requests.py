@@ -64,6 +64,7 @@ REQUESTS = st.one_of(
     request("delete", command_id=st.text(max_size=3), volume=VOLUME, keys=KEYS, term=NUMBERS),
     request("move", command_id=st.text(max_size=3), keys=KEYS, source=VOLUME, target=VOLUME, keep=st.booleans()),
     request("locate", volume=VOLUME, keys=KEYS, count_reads=st.booleans()),
+    request("holding", keys=KEYS, wanted=st.none() | st.tuples(NUMBERS, NUMBERS, LAYOUTS)),
     request("list", volume=VOLUME, first_slot=NUMBERS),
     request("verify", volume=VOLUME, keys=KEYS),
     request("lease", volume=VOLUME, shards=st.lists(st.tuples(FACTS, NUMBERS), max_size=2)),
