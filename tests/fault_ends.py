@@ -210,7 +210,9 @@ class Engine:
 class Advisor:
     """The service's intake, log and fold on a log in memory, with a gate that soon asks again."""
 
-    def __init__(self, url: str, resend_url: str | None, facts: SourceFacts) -> None:
+    def __init__(
+        self, url: str, resend_url: str | None, facts: SourceFacts, probe_interval_s: float = PROBE_INTERVAL_S
+    ) -> None:
         self.log = MemoryLog()
         self.lock = Turnstile()
         self.fold = Fold(ArrayIndex(lock=self.lock))
@@ -228,7 +230,7 @@ class Advisor:
             batches_max=16,
             stopping=self._stopping,
             fail=self._fail,
-            probe_interval_s={facts.name: PROBE_INTERVAL_S},
+            probe_interval_s={facts.name: probe_interval_s},
         )
         fold_thread = FoldThread(
             self.fold,
