@@ -20,7 +20,16 @@ from event_plane.nats_mailbox import MESSAGES_MAX
 from event_plane.publishing import BatchPublisher
 from event_plane.schema import EventRecord, EventType, Namespace
 from event_plane.transport import Message, Reconnected, Subscriber
-from tests.contract.transports import attach_live, batches_of, blocks_of, receive_until, resend, stores, wait_for
+from tests.contract.transports import (
+    PATIENCE_S,
+    attach_live,
+    batches_of,
+    blocks_of,
+    receive_until,
+    resend,
+    stores,
+    wait_for,
+)
 from tests.nats_server import NatsServer, nats_server
 
 DYNAMO = "namespace.prod.component.backend.endpoint.generate.kv-events"
@@ -60,6 +69,8 @@ def say(server: NatsServer, *messages: tuple[str, bytes]) -> None:
         client = await nats.connect(f"nats://127.0.0.1:{server.port}")
         for subject, payload in messages:
             await client.publish(subject, payload)
+        # A socket that is closed with a word of the server's unread takes what the server has not read along.
+        await client.flush(timeout=round(PATIENCE_S))
         await client.close()
 
     asyncio.run(say())
