@@ -140,9 +140,9 @@ def test_an_advisor_that_dies_before_any_step_is_followed_by_one_that_ends_it(tm
         settings = settings_for(folder, [storage])
         with DyingService(settings, agents={"agent": storage.agent}) as service:
             service.left = steps
+            runner = next(thread for thread in threading.enumerate() if thread.name == "kvadvisor-compaction-agent")
             plan_compaction(service, storage)
             (compaction,) = [*service.fold.compactions.open.values(), *service.fold.compactions.finished]
-            runner = next(thread for thread in threading.enumerate() if thread.name == "kvadvisor-compaction-agent")
             eventually(lambda: not runner.is_alive() or not compaction.is_open, "death or the end")  # noqa: B023
             survived = not compaction.is_open
         if steps % 2:  # and without what an orderly stop would have written
@@ -168,11 +168,12 @@ class SlowAgent(StorageAgent):
     def __init__(self, agent: StorageAgent) -> None:
         self._agent = agent
         self.asked: list[str] = []
+        self.answered = 0
         self.may_go_on = threading.Event()
         self.fault: VolumeError | None = None
 
     def __getattribute__(self, name: str) -> object:
-        own = ("_agent", "asked", "may_go_on", "fault", "compact")
+        own = ("_agent", "asked", "answered", "may_go_on", "fault", "compact")
         return object.__getattribute__(self, name) if name in own else getattr(self._agent, name)
 
     def compact(
@@ -182,7 +183,9 @@ class SlowAgent(StorageAgent):
         assert self.may_go_on.wait(60)
         if self.fault is not None:
             raise self.fault
-        return self._agent.compact(command_id, volume, keys, term=term)
+        report = self._agent.compact(command_id, volume, keys, term=term)
+        self.answered += 1
+        return report
 
 
 def test_cancel_pause_and_dry_run_are_heeded(tmp_path: Path, storage: Storage) -> None:
@@ -197,6 +200,7 @@ def test_cancel_pause_and_dry_run_are_heeded(tmp_path: Path, storage: Storage) -
         assert cancelled.cancelled == [compaction.compaction_id]
         slow.may_go_on.set()
         assert [(each.state, each.note) for each in ended(service)] == [(CompactionState.ABORTED, "cancelled by ann")]
+        eventually(lambda: slow.answered == 1, "the end of the command all the same")
 
         slow.may_go_on.clear()
         plan_compaction(service, storage, minutes=20)
