@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from kvbm_core.errors import BlockStateError, LayoutError
 from kvbm_core.manager import KvBlockManager
 from storage_agent.agent import StorageAgent
 from storage_agent.descriptor import VolumeDescriptor
+from storage_agent.port import Outcome
 
 LAYERS, HEADS, TOKENS, WIDTH = 2, 2, 4, 6
 CONFIG = KvbmConfig(
@@ -122,6 +125,26 @@ def test_blocks_that_left_the_host_come_from_the_volume(engine: Engine) -> None:
 
     assert engine.holds([1, 2, 3], [8, 9, 10])
     assert engine.cache.counts()["from_volumes_blocks"] == 3
+
+
+def test_blocks_that_another_request_fetched_and_gave_up_are_fetched_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.serve("a", [1, 2], [0, 1])
+    engine.schedule.reset()
+    get, all_asked = StorageAgent.get, threading.Event()
+
+    def get_late(*asked: Any) -> list[Outcome]:
+        assert all_asked.wait(60)
+        return get(*asked)
+
+    monkeypatch.setattr(StorageAgent, "get", get_late)
+    assert engine.ask("b", [9, 1, 2]) is None  # block 9 is nowhere, and those behind it are then of no use to b
+    assert engine.ask("c", [1, 2]) is None
+    engine.cache.manager.onboard_soon([]).result()  # behind c, which waits for b by now
+    all_asked.set()
+
+    assert (engine.ask_patiently("b", [9, 1, 2]), engine.ask_patiently("c", [1, 2])) == (0, 2)
 
 
 def test_what_the_engine_has_by_itself_is_not_loaded(engine: Engine) -> None:
