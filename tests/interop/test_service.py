@@ -285,8 +285,9 @@ def test_gap_older_than_the_buffer_is_healed_by_the_producers_snapshot(
             core.publish(stores(range(first, first + 10)), flush=True)
         with AdvisorService(settings_for(tmp_path, urls)) as service:
             eventually(lambda: len(service.fold.index) == 60, "the snapshot")
-            state = service.fold.producers[PRODUCER]
-            assert (state.snapshots, state.partial, state.gaps) == (1, False, 0)
+            with service.lock:  # its end is folded whole
+                state = service.fold.producers[PRODUCER]
+                assert (state.snapshots, state.partial, state.gaps) == (1, False, 0)
             thread = service.log_thread
             assert thread is not None
             assert thread.intake.snapshots[PRODUCER] >= 1
