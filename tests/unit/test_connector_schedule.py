@@ -14,10 +14,12 @@ import torch
 from event_plane.memory_transport import MemoryPublisher
 from event_plane.schema import Namespace, producer_id
 from kvbm_core.config import KvbmConfig, TierVolumes
+from kvbm_core.connectors import host_loads
 from kvbm_core.connectors.engine_blocks import EngineBlocks
 from kvbm_core.connectors.host_cache import HostCache
+from kvbm_core.connectors.host_loads import EndedLoad
 from kvbm_core.connectors.schedule import Schedule, Scheduled
-from kvbm_core.connectors.step_plan import StepPlan
+from kvbm_core.connectors.step_plan import LoadMode, StepPlan
 from kvbm_core.errors import BlockStateError, LayoutError
 from kvbm_core.manager import KvBlockManager
 from storage_agent.agent import StorageAgent
@@ -43,11 +45,12 @@ BLOCKS = EngineBlocks(Namespace(tenant="acme", model="m", kv_dtype="float16", bl
 class Engine:
     """Blocks of a GPU in the place of one; a block's bytes are its hash, so that every copy can be checked."""
 
-    def __init__(self, manager: KvBlockManager) -> None:
+    def __init__(self, manager: KvBlockManager, mode: LoadMode) -> None:
         self.layers = [torch.zeros(16, HEADS, TOKENS, WIDTH, dtype=torch.float16) for _ in range(LAYERS)]
-        self.cache = HostCache(manager, self.layers)
+        self.cache = HostCache(manager, self.layers, mode)
         self.schedule = Schedule(self.cache)
         self.failed: set[int] = set()
+        self.spoilt: set[int] = set()
 
     def ask(self, request: str, hashes: list[int], had: int = 0) -> int | None:
         self.schedule.chain(request, len(hashes), lambda count: BLOCKS.chain(hashes[count:], hashes[:count]))
@@ -72,14 +75,19 @@ class Engine:
         )
 
     def run(self, plan: StepPlan, computed: tuple[list[int], list[int]] = ([], [])) -> None:
-        """One step as an engine makes it."""
+        """One step as an engine makes it, after its loads have ended where it waits for them outside of steps."""
         self.cache.begin_load(plan.loads)
+        ended: list[EndedLoad] = []
+        while self.cache.mode is LoadMode.ASYNC and len(ended) < len(plan.loads):
+            ended += self.cache.finish_load(0.01)
         for layer in range(LAYERS):
             self.cache.wait_layer(layer)
             self.compute(*computed)
-            self.cache.save_layer(layer, plan.saves, plan.failures_known)
-        self.failed = self.cache.finish_load()
-        self.cache.finish_save(plan.saves, plan.failures_known)
+            self.cache.save_layer(layer, plan.saves)
+        ended += self.cache.finish_load()
+        self.failed = {block for each in ended for block in each.failed}
+        self.cache.finish_save(plan.saves, bool(self.failed) and self.cache.mode is LoadMode.LAYERWISE)
+        self.spoilt = self.schedule.ended([each.load.ticket for each in ended], self.failed)
         self.cache.settle()
 
     def serve(self, request: str, hashes: list[int], blocks: list[int]) -> int:
@@ -92,15 +100,21 @@ class Engine:
         return found
 
 
+@pytest.fixture(params=LoadMode)
+def mode(request: pytest.FixtureRequest) -> LoadMode:
+    chosen: LoadMode = request.param
+    return chosen
+
+
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
+def engine(tmp_path: Path, mode: LoadMode) -> Iterator[Engine]:
     agent = StorageAgent("agent", publisher=None, allowed_roots=[tmp_path])
     agent.register_volume(
         VolumeDescriptor(id="nvme", path=str(tmp_path / "nvme.slab"), capacity_blocks=32, block_bytes_max=4_096)
     )
     publisher = MemoryPublisher("memory://connector", producer=producer_id("engine"))
     with KvBlockManager(CONFIG, publisher, agent) as manager:
-        engine = Engine(manager)
+        engine = Engine(manager, mode)
         yield engine
         engine.cache.close()
     publisher.close()
@@ -132,14 +146,16 @@ def test_blocks_that_another_request_fetched_and_gave_up_are_fetched_again(
 ) -> None:
     engine.serve("a", [1, 2], [0, 1])
     engine.schedule.reset()
-    get, all_asked = StorageAgent.get, threading.Event()
+    get, fetching, all_asked = StorageAgent.get, threading.Event(), threading.Event()
 
     def get_late(*asked: Any) -> list[Outcome]:
+        fetching.set()
         assert all_asked.wait(60)
         return get(*asked)
 
     monkeypatch.setattr(StorageAgent, "get", get_late)
     assert engine.ask("b", [9, 1, 2]) is None  # block 9 is nowhere, and those behind it are then of no use to b
+    assert fetching.wait(60)
     assert engine.ask("c", [1, 2]) is None
     engine.cache.manager.onboard_soon([]).result()  # behind c, which waits for b by now
     all_asked.set()
@@ -167,7 +183,8 @@ def test_the_last_token_is_left_to_be_computed(engine: Engine) -> None:
     assert found == 1
 
 
-def test_a_block_of_the_host_that_changed_is_not_promised(engine: Engine) -> None:
+@pytest.mark.parametrize("mode", [LoadMode.LAYERWISE], indirect=True)
+def test_a_block_of_the_host_that_changed_is_not_promised_where_a_step_would_wait_for_it(engine: Engine) -> None:
     engine.serve("a", [1, 2, 3], [0, 1, 2])
     engine.cache.manager.device.payload(1)[5] ^= 1
 
@@ -188,11 +205,60 @@ def test_a_block_of_the_host_that_changed_is_reported_and_not_loaded(engine: Eng
     engine.run(engine.schedule.step([Scheduled("b", 3, [8, 9, 10])]))
 
     assert engine.failed == {9}
+    assert engine.spoilt == {9, 10}  # what was computed behind it may be wrong too
     assert engine.holds([1, 3], [8, 10])
-    assert engine.cache.counts()["wrong_blocks"] == 1
+    counts = engine.cache.counts()
+    assert (counts["wrong_blocks"], counts["load_failed_blocks"], counts["loaded_blocks"]) == (1, 1, 2)
     engine.schedule.reset()  # so that the good copy on the volume is found
     assert engine.serve("c", [1, 2, 3], [11, 12, 13]) == 3
     assert engine.holds([1, 2, 3], [11, 12, 13])
+
+
+def test_a_block_that_changed_after_it_came_from_a_volume_is_not_loaded(engine: Engine) -> None:
+    engine.serve("a", [1], [0])
+    engine.schedule.reset()
+    assert engine.ask_patiently("b", [1]) == 1
+    (place,) = (block.index for block in engine.cache.manager.match(BLOCKS.chain([1], [])))
+    engine.cache.manager.device.payload(place)[5] ^= 1
+    engine.schedule.allocated("b", [8], 1)
+    engine.run(engine.schedule.step([Scheduled("b", 1, [8])]))
+
+    assert engine.failed == {8}
+
+
+def test_a_copy_that_the_device_refuses_is_reported_and_the_host_keeps_the_block(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.serve("a", [1, 2], [0, 1])
+
+    def refused(*asked: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host_loads, "copy_tensors", refused)
+        assert engine.serve("b", [1, 2], [8, 9]) == 2
+
+    assert engine.failed == {8, 9}
+    assert engine.cache.counts().get("wrong_blocks", 0) == 0
+    assert engine.serve("c", [1, 2], [10, 11]) == 2
+    assert engine.holds([1, 2], [10, 11])
+
+
+def test_nobody_gets_a_block_that_is_on_its_way_to_another_request(engine: Engine) -> None:
+    engine.serve("a", [1, 2, 3], [0, 1, 2])
+    assert engine.ask_patiently("b", [1, 2]) == 2
+    engine.schedule.allocated("b", [8, 9], 2)
+    plan = engine.schedule.step([Scheduled("b", 2, [8, 9])])
+
+    assert engine.ask("c", [1, 2, 3], had=2) is None
+    assert engine.ask("d", [1, 2], had=2) is None
+    assert engine.ask("e", [1, 2, 3]) is None
+    assert engine.ask("f", [4, 5]) in (0, None)
+
+    engine.run(plan)
+    assert engine.ask_patiently("c", [1, 2, 3], had=2) == 1
+    assert engine.ask("d", [1, 2], had=2) == 0
+    assert engine.ask_patiently("e", [1, 2, 3]) == 3
 
 
 def test_blocks_that_another_lookup_brought_in_are_loaded_before_it_is_asked_again(engine: Engine) -> None:
@@ -210,39 +276,25 @@ def test_blocks_that_another_lookup_brought_in_are_loaded_before_it_is_asked_aga
     engine.schedule.finished("b")
 
 
-def test_nothing_is_saved_of_a_step_that_was_planned_before_a_failure_was_told(engine: Engine) -> None:
+@pytest.mark.parametrize("mode", [LoadMode.LAYERWISE], indirect=True)
+def test_nothing_is_saved_of_a_step_that_computed_on_what_did_not_come(engine: Engine) -> None:
     engine.serve("a", [1], [0])
-    engine.ask_patiently("b", [1, 2])
+    for request in ("b", "other"):
+        engine.ask_patiently(request, [1, 2] if request == "b" else [7])
     engine.cache.manager.device.payload(0)[5] ^= 1
     engine.schedule.allocated("b", [8, 9], 1)
-    failing = engine.schedule.step([Scheduled("b", 2, [8, 9])])
-    planned_meanwhile = engine.schedule.step([Scheduled("b", 2, [8, 9])])
+    both = [Scheduled("b", 2, [8, 9]), Scheduled("other", 1, [5])]
 
-    engine.run(failing, ([2], [9]))
-    told = engine.failed
-    engine.run(planned_meanwhile, ([2], [9]))
-    assert engine.cache.manager.match(BLOCKS.chain([1, 2], [])) == []
+    engine.run(engine.schedule.step(both), ([2, 7], [9, 5]))
 
-    engine.schedule.failed(told)
-    engine.run(engine.schedule.step([Scheduled("b", 2, [8, 9])]), ([1, 2], [8, 9]))
-    engine.schedule.finished("b")
-    assert engine.serve("c", [1, 2], [10, 11]) == 1  # the good copy on the volume
-    assert engine.serve("d", [1, 2], [12, 13]) == 2
-    assert engine.holds([1, 2], [12, 13])
-
-
-def test_no_block_that_a_failure_may_have_spoilt_is_ever_saved(engine: Engine) -> None:
-    for request in ("a", "b"):
-        assert engine.ask_patiently(request, [1, 2, 3]) == 0
-    engine.schedule.failed({7})
-
-    spoilt = engine.schedule.step([Scheduled("a", 3, [5, 7, 9])])
-    lent = engine.schedule.step([Scheduled("b", 3, [5, 6, 9])])
-    engine.ask_patiently("c", [1, 2, 3])
-    later = engine.schedule.step([Scheduled("c", 3, [4, 7, 8])])
-
-    saved = [[save.engine_blocks for save in plan.saves] for plan in (spoilt, lent, later)]
-    assert saved == [[(5,)], [(5, 6)], [(4,)]]
+    assert (engine.failed, engine.spoilt) == ({8}, {8, 9})
+    assert engine.cache.manager.match(BLOCKS.chain([2, 7], [])) == []
+    engine.run(engine.schedule.step(both), ([1, 2, 7], [8, 9, 5]))
+    for request in ("b", "other"):
+        engine.schedule.finished(request)
+    assert engine.serve("c", [1, 2], [10, 11]) == 2
+    assert engine.serve("d", [7], [12]) == 1
+    assert engine.holds([1, 2, 7], [10, 11, 12])
 
 
 def test_a_full_host_keeps_the_beginning_of_a_chain(engine: Engine) -> None:
