@@ -19,7 +19,7 @@ from kvbm_core.errors import BenchError
 PYTHON_VARIABLE = "KVADVISOR_VLLM_PYTHON"
 """Names the Python that has vLLM; without it this one is taken if it has, else that of `make vllm-env`."""
 _MADE = Path(".venv-vllm/bin/python")
-_LAST_WORDS = 2_000
+_LAST_WORDS = 6_000
 ANSWER = ">> "
 """Before each answer of an engine, among what else it prints."""
 

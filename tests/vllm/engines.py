@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvbm_core.bench_vllm_processes import EngineProcess
+
 BLOCK_TOKENS = 32
 WORDS = range(3, 1_000)
 _SCRIPT = Path(__file__).with_name("engine.py")
@@ -19,49 +21,20 @@ TOKEN_BYTES = 4 * 2 * 2 * 32 * 4
 BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 
 
-class Engine:
+class Engine(EngineProcess):
     """A vLLM engine that answers one command at a time. `log` has what it printed, for a test that fails."""
 
     def __init__(self, config: dict[str, Any], log: Path) -> None:
-        self._errors = log.open("a")
-        self.process = subprocess.Popen(
-            [sys.executable, str(_SCRIPT), json.dumps(config)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-        )  # fmt: skip
-        self._log = log
+        super().__init__([sys.executable, str(_SCRIPT), json.dumps(config)], log)
 
     def ready(self) -> Engine:
-        assert self._answer() == "ready"
+        self.wait_until_ready()
         return self
-
-    def ask(self, do: str, **what: Any) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **what}) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
 
     def generate(self, prompts: Sequence[list[int]], tokens: int = 8) -> tuple[list[list[int]], list[int]]:
         """Greedy tokens of each prompt, and how many of its tokens were had without computing them."""
         answer = self.ask("generate", prompts=list(prompts), tokens=tokens)
         return answer["tokens"], answer["cached"]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-        self._errors.close()
-
-    def stop(self) -> int:
-        """End in order; its exit status."""
-        self.process.communicate()
-        self._errors.close()
-        return self.process.returncode
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(">> "):
-                return json.loads(line[3:])
-        raise AssertionError(f"the engine ended:\n{self._log.read_text()[-6_000:]}")
 
 
 def agent_config(folder: Path) -> str:
