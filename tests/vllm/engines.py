@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbm_core.bench_vllm_processes import EngineProcess
+from storage_agent.bench_seaweed import BUCKET, SeaweedServer
+from storage_agent.endpoints import Endpoint
 
 BLOCK_TOKENS = 32
 WORDS = range(3, 1_000)
@@ -37,36 +40,70 @@ class Engine(EngineProcess):
         return answer["tokens"], answer["cached"]
 
 
-def agent_config(folder: Path) -> str:
-    """An agent with volumes of three kinds, each with room for all."""
-    volumes = [("fast", "slab", "fast.slab", 3), ("shared", "directory", "shared", 4), ("ram", "memory", "", 4)]
+class Agent:
+    """A storage agent as a process, with volumes of four kinds, each with room for all."""
+
+    def __init__(self, folder: Path, store: Endpoint) -> None:
+        """`store`: the S3 server of the volume `far`."""
+        self._config = folder / "agent.toml"
+        self._config.write_text(agent_config(folder, store))
+        self.url = f"ipc://{folder}/agent"
+        self.start()
+
+    def start(self) -> None:
+        """Until it serves its volumes."""
+        command = [sys.executable, "-m", "advisor.cli", "agent", "--config", str(self._config)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline()
+
+    def freeze(self) -> None:
+        """It takes requests from now on and answers none."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def agent_config(folder: Path, store: Endpoint) -> str:
+    volumes = [
+        ("fast", "slab", 'path = "fast.slab"', 3),
+        ("shared", "directory", 'path = "shared"', 4),
+        ("far", "object", f'options = {{ endpoint = "store", bucket = "{BUCKET}" }}', 4),
+        ("ram", "memory", "", 4),
+    ]
     lines = [
         'name = "agent-1"',
         f'command_url = "ipc://{folder}/agent"',
         f'event_url = "zmq+ipc://{folder}/events"',
         'allowed_roots = ["."]',
+        "[endpoints.store]",
+        f'url = "{store.url}"',
+        f'access_key_file = "{store.access_key_file}"',
+        f'secret_key_file = "{store.secret_key_file}"',
     ]
-    for rank, (name, kind, path, tier) in enumerate(volumes):
-        lines += ["[[volumes]]", f'id = "{name}"', f'kind = "{kind}"', f"tier = {tier}", f"speed_rank = {rank}"]
-        lines += [f'path = "{path}"'] if path else []
+    for rank, (name, kind, where, tier) in enumerate(volumes):
+        lines += ["[[volumes]]", f'id = "{name}"', f'kind = "{kind}"', f"tier = {tier}", f"speed_rank = {rank}", where]
         lines += ["capacity_blocks = 4096", f"block_bytes_max = {BLOCK_BYTES}"]
     return "\n".join(lines)
 
 
 @contextmanager
-def agent(folder: Path) -> Iterator[str]:
-    """A storage agent as a process; its command URL."""
-    config = folder / "agent.toml"
-    config.write_text(agent_config(folder))
-    command = [sys.executable, "-m", "advisor.cli", "agent", "--config", str(config)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+def agent(folder: Path) -> Iterator[Agent]:
+    server = SeaweedServer(folder / "seaweed")
+    try:
+        server.start()
+        started = Agent(folder, server.endpoint)
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline()
-            yield f"ipc://{folder}/agent"
+            yield started
         finally:
-            process.terminate()
-            process.wait()
+            started.kill()
+    finally:
+        server.kill()
 
 
 @contextmanager

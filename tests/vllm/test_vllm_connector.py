@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,14 +27,14 @@ class Bench:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
         self._stack = stack
-        self.agent_url = stack.enter_context(agent(folder))
+        self.agent = stack.enter_context(agent(folder))
         with engine({"blocks": GPU_BLOCKS, "engine": {"enable_prefix_caching": False}}, folder / "bare.log") as bare:
             self.expected, cached = bare.generate(PROMPTS)
         assert not any(cached)
 
     def engine(self, name: str, **extra: object) -> Engine:
         disk = {"volumes": ["fast"], "retention_s": 60.0}
-        settings = {"host_bytes": HOST_BYTES, "model": "tiny", "producer": name, "agent_url": self.agent_url} | extra
+        settings = {"host_bytes": HOST_BYTES, "model": "tiny", "producer": name, "agent_url": self.agent.url} | extra
         transfer = connected(disk=disk, **settings)
         return self._stack.enter_context(
             engine({"blocks": GPU_BLOCKS, "transfer": transfer}, self.folder / f"{name}.log")
@@ -101,37 +101,74 @@ def test_a_block_that_changed_in_the_host_is_computed_again_and_counted(bench: B
     assert first.ask("cache")["wrong_blocks"] > 0
 
 
-@pytest.mark.parametrize("volume", ["shared", "ram"])
-def test_blocks_come_from_other_kinds_of_volumes_and_while_they_are_moved_there(
+@pytest.mark.parametrize("volume", ["shared", "far", "ram"])
+def test_blocks_come_from_other_kinds_of_volumes_and_while_they_are_moved_there_and_back(
     bench: Bench, first: Engine, volume: str
 ) -> None:
     first.ask("settle")
     keys = [BlockKey(*key) for key in first.ask("keys")]
-    first.ask("reset", connector=True)
-    done = threading.Event()
+    whole = [in_blocks(len(prompt)) for prompt in PROMPTS]
+    with ThreadPoolExecutor(1) as mover:
+        assert first.ask("reset", connector=True)
+        moving = mover.submit(move, bench, keys, "fast", volume)
 
-    def move() -> None:
-        with AgentClient(bench.agent_url, 60.0) as moving:
-            for start in range(0, len(keys), 16):
-                moving.move(f"{volume}-{start}", keys[start : start + 16], "fast", volume, keep=False)
-        done.set()
+        assert bench.right(first) == whole
 
-    mover = threading.Thread(target=move)
-    mover.start()
-    bench.right(first)
-    mover.join()
-    assert done.is_set()
-    first.ask("reset", connector=True)
+        moving.result()
+        first.ask("settle")
+        assert first.ask("reset", connector=True)
+        before = first.ask("cache")["from_volumes_blocks"]
 
-    cached = bench.right(first)
+        assert bench.right(first) == whole
 
-    assert sum(cached) > 0.95 * sum(in_blocks(len(prompt)) for prompt in PROMPTS)
-    with AgentClient(bench.agent_url, 60.0) as asking:
-        stat = {each.descriptor.id: each for each in asking.stat().volumes}
-        # What was missed while it moved was computed, and put to the fast volume again.
-        assert stat[volume].blocks == len(keys)
-        assert stat["fast"].blocks < len(keys) / 4
-        asking.move(f"{volume}-back", keys, volume, "fast", keep=False)
+        assert first.ask("cache")["from_volumes_blocks"] > before
+        with AgentClient(bench.agent.url, 60.0) as asking:
+            blocks = {each.descriptor.id: each.blocks for each in asking.stat().volumes}
+        assert blocks[volume] == len(keys)
+        # The ends of chains, which no prompt is loaded to the end of, are put to the fast volume again.
+        assert blocks["fast"] < len(keys) / 4
+        assert first.ask("reset", connector=True)
+        moving = mover.submit(move, bench, keys, volume, "fast")
+
+        assert bench.right(first) == whole
+
+        moving.result()
+
+
+def move(bench: Bench, keys: list[BlockKey], source: str, target: str) -> None:
+    """As an advisor does: a few blocks at a time."""
+    with AgentClient(bench.agent.url, 60.0) as moving:
+        for start in range(0, len(keys), 16):
+            moved = moving.move(f"{source}-{target}-{start}", keys[start : start + 16], source, target, keep=False)
+            assert all(each.result.ok for each in moved.outcomes)
+
+
+def test_an_agent_that_stands_still_or_is_killed_costs_blocks_and_no_tokens(bench: Bench) -> None:
+    impatient = bench.engine("impatient", core={"transfers": {"disk_to_device": {"deadline_s": 2.0}}})
+    bench.agent.freeze()
+
+    bench.right(impatient)  # it ends although nobody answers
+
+    bench.agent.thaw()
+    failed = impatient.ask("cache")["volume_deadline_blocks"]
+    assert failed > 0
+    while impatient.ask("cache")["volume_deadline_blocks"] == failed:  # unless it was killed before anything was asked
+        assert impatient.ask("reset", connector=True)
+        bench.agent.freeze()
+        with ThreadPoolExecutor(1) as serving:
+            served = serving.submit(bench.right, impatient)
+            wait([served], 1.0)
+            bench.agent.kill()
+            bench.agent.start()
+            served.result()
+    impatient.ask("settle")
+    assert impatient.ask("reset", connector=True)
+    before = impatient.ask("cache").get("from_volumes_blocks", 0)
+
+    bench.right(impatient)
+
+    assert impatient.ask("cache")["from_volumes_blocks"] > before
+    impatient.kill()
 
 
 def test_another_engine_finds_them_and_so_does_one_after_a_kill(bench: Bench, first: Engine) -> None:
