@@ -204,7 +204,6 @@ def test_a_stopped_owner_fails_gets_by_our_deadline_and_others_are_served(
 def test_a_stopped_owner_keeps_neither_commands_nor_stats_waiting(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_volume, "STAT_S", 0.3)
     pair.agent.put("shared", [block(1)])
     pair.agent.put("near", [block(2)])
     pair.agent.unregister_volume("shared")
@@ -214,6 +213,7 @@ def test_a_stopped_owner_keeps_neither_commands_nor_stats_waiting(
     client = pair.stack.enter_context(AgentClient(service.command_url, 60.0))
     listed = CliRunner().invoke(app, ["ls", "--command-url", service.command_url]).stdout
     assert "serves, of another agent" in next(line for line in listed.splitlines() if "shared" in line)
+    monkeypatch.setattr(remote_volume, "STAT_S", 0.3)
     stop(pair.owner.pid)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(get, pair.agent, 1)

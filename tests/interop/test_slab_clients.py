@@ -89,7 +89,7 @@ def said(process: subprocess.Popen[str]) -> list[str]:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait generously."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "it did not come to be"
         time.sleep(0.05)
