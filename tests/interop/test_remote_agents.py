@@ -206,6 +206,7 @@ def test_a_stopped_owner_keeps_neither_commands_nor_stats_waiting(
 ) -> None:
     pair.agent.put("shared", [block(1)])
     pair.agent.put("near", [block(2)])
+    monkeypatch.setattr(remote_volume, "STAT_S", PATIENCE_S)
     pair.agent.unregister_volume("shared")
     pair.agent.register_volume(pair.remote(timeout_s=600.0))
     volume = next(each for each in pair.agent.volumes() if isinstance(each, RemoteVolume))
@@ -213,8 +214,8 @@ def test_a_stopped_owner_keeps_neither_commands_nor_stats_waiting(
     client = pair.stack.enter_context(AgentClient(service.command_url, 60.0))
     listed = CliRunner().invoke(app, ["ls", "--command-url", service.command_url]).stdout
     assert "serves, of another agent" in next(line for line in listed.splitlines() if "shared" in line)
-    monkeypatch.setattr(remote_volume, "STAT_S", 0.3)
     stop(pair.owner.pid)
+    monkeypatch.setattr(volume._looking, "_timeout_s", 0.3)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(get, pair.agent, 1)
         while not volume.is_asking:
