@@ -6,8 +6,9 @@ What every engine's connector does is here; what differs is how an engine names 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -21,28 +22,70 @@ _log = structlog.get_logger()
 
 _PUT_WELL = frozenset({Result.STORED, Result.PRESENT, Result.PARTIAL, Result.BUSY})
 """`partial`: the other workers' parts are awaited. `busy`: another process puts the same part right now."""
+_NO_TROUBLE = _PUT_WELL | {Result.HIT, Result.MISS}
+_MOVED = frozenset({Result.STORED, Result.PARTIAL, Result.HIT})
+
+Moved = Callable[[str, int, int, float], None]
+"""Told of each batch that moved anything: `put` or `get`, blocks and bytes that were moved, seconds that it took."""
+
+
+class _Tally:
+    """What became of blocks, for as many stores as share an agent. Thread-safe."""
+
+    def __init__(self, volume: str) -> None:
+        self._volume = volume
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._troubles: dict[str, str] = {}
+
+    def count(self, what: str, outcomes: Sequence[Outcome]) -> None:
+        with self._lock:
+            self._counts.update(f"{what}_{outcome.result.value}" for outcome in outcomes)
+        bad = next((outcome for outcome in outcomes if outcome.result not in _NO_TROUBLE), None)
+        self.note(what, (bad.reason or bad.result.value) if bad is not None else "")
+
+    def note(self, what: str, trouble: str) -> None:
+        """Logged when it begins and when it is over, not for every block. A put that works ends no get's trouble."""
+        with self._lock:
+            before = self._troubles.get(what, "")
+            self._troubles[what] = trouble
+        if trouble and not before:
+            _log.warning("engine blocks are recomputed", what=what, volume=self._volume, reason=trouble)
+        elif before and not trouble:
+            _log.info("engine blocks are stored again", what=what, volume=self._volume)
+
+    def counts(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
 
 
 class EngineStore:
     """Thread-safe. Raises nothing for an agent that does not answer: its blocks are not there, and are recomputed."""
 
-    def __init__(self, storage: ClientStorage, volume: str, part: WorkersPart) -> None:
+    def __init__(
+        self, storage: ClientStorage, volume: str, part: WorkersPart, *, moved: Moved | None = None
+    ) -> None:
         """Blocks are put on `volume` and read from wherever the agent has them. Closes `storage` at its end."""
         self.volume = volume
         self.part = part
         self._storage = storage
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._trouble = ""
+        self._moved = moved
+        self._tally = _Tally(volume)
+
+    def beside(self, part: WorkersPart) -> EngineStore:
+        """For blocks that are split otherwise: over the same connection, which it closes too, and counted with these."""
+        other = EngineStore(self._storage, self.volume, part, moved=self._moved)
+        other._tally = self._tally
+        return other
 
     def present(self, keys: Sequence[BlockKey]) -> list[bool]:
         """Which blocks could be read now. No use of a block."""
         try:
             found = [bool(where) for where in self._storage.holding(keys, self.part.wanted)]
         except StorageAgentError as error:
-            self._note(str(error))
+            self._tally.note("look", str(error))
             return [False] * len(keys)
-        self._note("")
+        self._tally.note("look", "")
         return found
 
     def present_prefix(self, keys: Sequence[BlockKey]) -> int:
@@ -65,36 +108,30 @@ class EngineStore:
             )
             for block, payload in zip(blocks, payloads, strict=True)
         ]
+        started_s = time.perf_counter()
         outcomes = self._storage.put(self.volume, puts)
-        self._count("put", outcomes)
+        self._tell("put", outcomes, payloads, time.perf_counter() - started_s)
         return [outcome.result in _PUT_WELL for outcome in outcomes]
 
     def get(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> list[bool]:
         """Fill each buffer with this worker's part of a block, verified; where the answer is False it is as it was."""
+        started_s = time.perf_counter()
         outcomes = self._storage.get(keys, buffers, self.part.wanted)
-        self._count("get", outcomes)
+        self._tell("get", outcomes, buffers, time.perf_counter() - started_s)
         return [outcome.result is Result.HIT for outcome in outcomes]
 
     def counts(self) -> dict[str, int]:
         """Blocks since it was opened, by `put_` or `get_` and the result: `get_hit`, `get_corrupt`, `put_full`."""
-        with self._lock:
-            return dict(self._counts)
+        return self._tally.counts()
 
     def close(self) -> None:
         """Idempotent."""
         self._storage.close()
 
-    def _count(self, what: str, outcomes: Sequence[Outcome]) -> None:
-        with self._lock:
-            self._counts.update(f"{what}_{outcome.result.value}" for outcome in outcomes)
-        failed = [outcome.reason for outcome in outcomes if outcome.result in (Result.FAILED, Result.CORRUPT)]
-        self._note(failed[0] if failed else "")
-
-    def _note(self, trouble: str) -> None:
-        """Logged when it begins and when it is over, not for every block."""
-        with self._lock:
-            before, self._trouble = self._trouble, trouble
-        if trouble and not before:
-            _log.warning("engine blocks are recomputed", volume=self.volume, reason=trouble)
-        elif before and not trouble:
-            _log.info("engine blocks are stored again", volume=self.volume)
+    def _tell(
+        self, what: str, outcomes: Sequence[Outcome], memory: Sequence[memoryview], took_s: float
+    ) -> None:
+        self._tally.count(what, outcomes)
+        moved = [place.nbytes for outcome, place in zip(outcomes, memory, strict=True) if outcome.result in _MOVED]
+        if moved and self._moved is not None:
+            self._moved(what, len(moved), sum(moved), took_s)

@@ -14,20 +14,18 @@ from contextlib import ExitStack
 from itertools import count
 from typing import NamedTuple
 
-import structlog
 import torch
 
 from kvbm_core.block import ImmutableBlock, MutableBlock
+from kvbm_core.connectors.host_loads import EndedLoad, HostLoads, recorded
 from kvbm_core.connectors.lookup import LookupState, LookupTrigger, next_state
-from kvbm_core.connectors.step_plan import Load, Save
+from kvbm_core.connectors.step_plan import Load, LoadMode, Save
 from kvbm_core.copies import copy_tensors
 from kvbm_core.errors import LayoutError, PoolExhaustedError
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.manager import KvBlockManager
 from kvbm_core.onboard import DEVICE, HOST, WAITED_IN_VAIN, Onboarded
 from kvbm_core.verification import BlockSums
-
-_log = structlog.get_logger()
 
 OPEN: dict[str, HostCache] = {}
 """By the engine's id: both halves of a connector are in one process and meet here."""
@@ -108,7 +106,9 @@ class _Stored(NamedTuple):
 class HostCache:
     """`find`, `hold` and `reset` are the schedule's, the rest is the worker's; they may be one thread or two."""
 
-    def __init__(self, manager: KvBlockManager, layers: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, manager: KvBlockManager, layers: Sequence[torch.Tensor], mode: LoadMode = LoadMode.ASYNC
+    ) -> None:
         """`manager` is one of `device_memory = "host"`, `outer` 1 and order HND, and stays the caller's to close.
 
         `layers`: the engine's blocks, a tensor `[blocks, heads, tokens, head_dim]` for each layer. Raises `LayoutError`
@@ -126,8 +126,7 @@ class HostCache:
             raise LayoutError(f"the engine has {len(layers)} layers of blocks, {config.layers} were configured")
         self.manager = manager
         self.has_volumes = any(True for _ in config.tiers())
-        self.failures = 0
-        """Steps in which a load failed."""
+        self.mode = mode
         self._layers = tuple(layers)
         # [blocks, 1, tokens, heads, head_dim] as [blocks, heads, tokens, head_dim]
         self._host = tuple(each[:, 0].permute(0, 2, 1, 3) for each in manager.device.layer_tensors)
@@ -139,11 +138,9 @@ class HostCache:
         self._counts: Counter[str] = Counter()
         self._tickets = count(1)
         self._held: dict[int, list[ImmutableBlock]] = {}
-        self._copying = concurrent.futures.ThreadPoolExecutor(1, "kvbm-connector")
+        self._saving = concurrent.futures.ThreadPoolExecutor(1, "kvbm-connector-save")
         self._checking = concurrent.futures.ThreadPoolExecutor(1, "kvbm-connector-check")
-        self._loading: list[concurrent.futures.Future[None]] = []
-        self._loads: list[Load] = []
-        self._failed: set[int] = set()
+        self._loads = HostLoads(self._host, self._layers, self._right, mode)
         self._storing: _Stored | None = None
         self._stored_layers: dict[int, concurrent.futures.Future[None]] = {}
         self._offloads: set[concurrent.futures.Future[int]] = set()
@@ -157,9 +154,16 @@ class HostCache:
         return Lookup(self, wanted, start)
 
     def check_soon(self, blocks: Sequence[ImmutableBlock]) -> concurrent.futures.Future[list[bool]]:
-        """Which blocks are still what they were when they came. Asked before any is promised: an engine that is told
-        afterwards may have answered others from it meanwhile."""
-        return self._checking.submit(self._right, tuple(blocks))
+        """Which blocks may be promised: those that are still what they were when they came.
+
+        An engine that waits for loads outside of its steps takes a promise back without harm: there they are checked
+        once, when they are copied, and only the sums of what has just come are taken here.
+        """
+        if self.mode is LoadMode.ASYNC and not self._unsealed(blocks):
+            known: concurrent.futures.Future[list[bool]] = concurrent.futures.Future()
+            known.set_result([True] * len(blocks))
+            return known
+        return self._checking.submit(self._may_be_promised, tuple(blocks))
 
     def leading_right(self, blocks: list[ImmutableBlock], right: Sequence[bool]) -> list[ImmutableBlock]:
         """Guards of those before the first that is wrong; the others go back, and no wrong one is found again."""
@@ -172,17 +176,17 @@ class HostCache:
         _release(blocks[whole:])
         return blocks[:whole]
 
-    def hold(self, blocks: list[ImmutableBlock], engine_blocks: Sequence[int]) -> Load:
+    def hold(self, request: str, blocks: list[ImmutableBlock], engine_blocks: Sequence[int]) -> Load:
         """Keep found blocks until the worker has copied them; takes over the guards."""
         ticket = next(self._tickets)
         with self._lock:
             self._held[ticket] = blocks
             self._counts["found_blocks"] += len(blocks)
-        return Load(ticket, tuple(block.index for block in blocks), tuple(engine_blocks))
+        return Load(ticket, request, tuple(block.index for block in blocks), tuple(engine_blocks))
 
     def seal(self, blocks: Sequence[ImmutableBlock]) -> None:
         """What these blocks are now is what they must be when they are copied on, where that was not said before."""
-        fresh = [block for block in blocks if self._sealed.get(block.index) is not block.identity]
+        fresh = self._unsealed(blocks)
         if fresh:
             self._sums.take([block.index for block in fresh])
             self._sealed.update((block.index, block.identity) for block in fresh)
@@ -194,64 +198,50 @@ class HostCache:
     # The worker's
 
     def begin_load(self, loads: Sequence[Load]) -> None:
-        """Begin to copy, layer after layer; blocks that are not what they were when they came are left out."""
-        if not loads:
-            return
-        self._loads = list(loads)
-        with self._lock:
-            held = [block for load in loads for block in self._held[load.ticket]]
-        pairs = list(zip(held, (block for load in loads for block in load.engine_blocks), strict=True))
-        good: list[tuple[int, int]] = []
-        ready = _recorded(self._layers[0])  # an earlier step may still read what was in these blocks
-        self._loading = [self._copying.submit(self._sort_out, pairs, good, ready)]
-        self._loading += [self._copying.submit(self._load_layer, layer, good) for layer in range(len(self._layers))]
+        """Begin to copy; blocks that are not what they were when they came are left out."""
+        self._loads.begin(loads)
 
     def wait_layer(self, layer: int) -> None:
-        """Until a layer of everything that is loaded is there."""
-        if self._loading:
-            self._loading[layer + 1].result()
+        """Until a layer of everything that this step waits for is there."""
+        self._loads.wait_layer(layer)
 
-    def finish_load(self) -> set[int]:
-        """Until all loads have ended; the engine's blocks that were not written, since their bytes were wrong."""
-        concurrent.futures.wait(self._loading)
-        for future in self._loading:
-            future.result()
-        self._loading = []
-        failed, self._failed = self._failed, set()
+    def finish_load(self, wait_s: float = 0.0) -> list[EndedLoad]:
+        """Loads that are over, each once; their host blocks are let go. Waits so long for the next one, and for all of
+        the step where they are layerwise."""
         pool = self.manager.own_tier("host").pool
-        for load in self._loads:
+        ended = self._loads.ended(wait_s)
+        for load, wrong, failed in ended:
             with self._lock:
-                held = self._held.pop(load.ticket, [])
+                held = self._held.pop(load.ticket)
             for block, engine_block in zip(held, load.engine_blocks, strict=True):
-                if engine_block in failed:
+                if engine_block in wrong:
                     pool.forget(block)
             _release(held)
-            self._count("loaded_blocks", len(held) - sum(each in failed for each in load.engine_blocks))
-        self._loads = []
-        if failed:
-            self.failures += 1
-            self._count("wrong_blocks", len(failed))
-        return failed
+            self._count("loaded_blocks", len(held) - len(failed))
+            self._count("wrong_blocks", len(wrong))
+            self._count("load_failed_blocks", len(failed))
+        return ended
 
-    def save_layer(self, layer: int, saves: Sequence[Save], failures_known: int) -> None:
+    def save_layer(self, layer: int, saves: Sequence[Save]) -> None:
         """The engine has computed a layer of the step: begin to copy it. Layers come in any order, each once."""
         if self._storing is None:
-            self._storing = self._begin_save(saves, failures_known)
+            self._storing = self._begin_save(saves)
         stored = self._storing
         if stored.places and layer not in self._stored_layers:
-            ready = _recorded(self._layers[layer])
-            self._stored_layers[layer] = self._copying.submit(self._save_layer, layer, stored, ready)
+            ready = recorded(self._layers[layer])
+            self._stored_layers[layer] = self._saving.submit(self._save_layer, layer, stored, ready)
 
-    def finish_save(self, saves: Sequence[Save], failures_known: int) -> None:
-        """The step's layers are computed: register what was copied, and let volumes have it. After `finish_load`."""
+    def finish_save(self, saves: Sequence[Save], is_spoilt: bool = False) -> None:
+        """The step's layers are computed: register what was copied, and let volumes have it. `is_spoilt`: the step may
+        have computed on what did not come, and nothing of it is kept."""
         for layer in range(len(self._layers)):
-            self.save_layer(layer, saves, failures_known)
+            self.save_layer(layer, saves)
         stored, self._storing = self._storing, None
         layers, self._stored_layers = self._stored_layers, {}
         concurrent.futures.wait(layers.values())
         if stored is None or not stored.places:
             return
-        if failures_known != self.failures:
+        if is_spoilt:
             self._count("not_saved_after_failure_blocks", len(stored.places))
             for place in stored.places:
                 place.release()
@@ -272,8 +262,9 @@ class HostCache:
         concurrent.futures.wait(tuple(self._offloads))
 
     def counts(self) -> dict[str, int]:
-        """Blocks since the start: asked for, found, loaded, saved; `wrong` in host memory; not saved, by reason; and
-        `volume_` with a reason for those that a volume did not give."""
+        """Blocks since the start: asked for, found, loaded, saved; `wrong` in host memory; `load_failed`, those and
+        others that did not get to the engine; not saved, by reason; `volume_` with a reason for those that a volume
+        did not give."""
         totals = self.manager.totals()
         with self._lock:
             counts = dict(self._counts)
@@ -291,7 +282,8 @@ class HostCache:
 
     def close(self) -> None:
         """End what is under way, and close what it owns. Idempotent."""
-        for threads in (self._checking, self._copying):
+        self._loads.close()
+        for threads in (self._checking, self._saving):
             threads.shutdown(wait=True, cancel_futures=True)
         for held in self._held.values():
             _release(held)
@@ -299,38 +291,25 @@ class HostCache:
         self.settle()
         self._owned.close()
 
-    def _sort_out(
-        self, pairs: Sequence[tuple[ImmutableBlock, int]], good: list[tuple[int, int]], ready: Callable[[], None]
-    ) -> None:
-        ready()
-        right = self._right([block for block, _ in pairs])
-        good += [(block.index, engine) for (block, engine), is_right in zip(pairs, right, strict=True) if is_right]
-        self._failed |= {engine for (_, engine), is_right in zip(pairs, right, strict=True) if not is_right}
+    def _unsealed(self, blocks: Sequence[ImmutableBlock]) -> list[ImmutableBlock]:
+        return [block for block in blocks if self._sealed.get(block.index) is not block.identity]
 
-    def _right(self, blocks: Sequence[ImmutableBlock]) -> list[bool]:
+    def _may_be_promised(self, blocks: Sequence[ImmutableBlock]) -> list[bool]:
         self.seal(blocks)
-        places = [block.index for block in blocks]
+        if self.mode is LoadMode.ASYNC:
+            return [True] * len(blocks)
+        return self._right([block.index for block in blocks])
+
+    def _right(self, places: Sequence[int]) -> list[bool]:
         return list(map(bool, self._sums.check_copies(places, self.manager.device, places)))
 
-    def _load_layer(self, layer: int, good: Sequence[tuple[int, int]]) -> None:
-        to = self._layers[layer]
-        try:
-            copy_tensors(self._host[layer], [host for host, _ in good], to, [engine for _, engine in good])
-            _recorded(to)()
-        except RuntimeError as error:  # what torch raises when a device fails
-            _log.warning("blocks could not be copied to the engine", layer=layer, blocks=len(good), reason=str(error))
-            self._failed |= {engine for _, engine in good}
-
-    def _begin_save(self, saves: Sequence[Save], failures_known: int) -> _Stored:
+    def _begin_save(self, saves: Sequence[Save]) -> _Stored:
         """Places for the step's blocks that the host does not have."""
         wanted = {
             identity.key: (identity, engine_block)
             for save in saves
             for identity, engine_block in zip(save.identities, save.engine_blocks, strict=True)
         }
-        if self._failed or failures_known != self.failures:
-            self._count("not_saved_after_failure_blocks", len(wanted))
-            return _Stored([], [], [])
         pool = self.manager.own_tier("host").pool
         missing = [pair for key, pair in wanted.items() if not pool.has(key)]
         self._count("present_blocks", len(wanted) - len(missing))
@@ -370,11 +349,3 @@ def _release_late(coming: concurrent.futures.Future[Onboarded]) -> None:
     if not coming.cancelled() and coming.exception() is None:
         coming.result().release()
 
-
-def _recorded(tensor: torch.Tensor) -> Callable[[], None]:
-    """Waits for all that was queued on the tensor's device until now; at once where that is the CPU."""
-    if tensor.device.type != "cuda":
-        return lambda: None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(tensor.device))
-    return event.synchronize

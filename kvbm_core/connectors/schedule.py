@@ -5,15 +5,16 @@ It knows engines' blocks by number and by identity, and no engine. Not thread-sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from kvbm_core.connectors.host_cache import HostCache, Lookup
+from kvbm_core.connectors.loads_underway import LoadsUnderway
 from kvbm_core.connectors.step_plan import Load, RequestBlocks, Save, StepPlan, loadable_blocks
 from kvbm_core.identity import BlockIdentity
 
 PATIENCE_S = 0.002
-"""An engine with nothing else to do asks for a lookup again and again: it waits so long each time instead."""
+"""An engine with nothing else to do asks for a lookup or a load again and again: it waits so long each time instead."""
 
 
 class Scheduled(NamedTuple):
@@ -33,11 +34,7 @@ class Schedule:
         self._requests: dict[str, RequestBlocks] = {}
         self._lookups: dict[str, Lookup] = {}
         self._loads: list[Load] = []
-        self._failures_known = 0
-        self._doubtful: set[int] = set()
-        """The engine's blocks that may hold what did not come, or was computed from it."""
-        self._suspects: set[str] = set()
-        """Requests that were there at a failure."""
+        self._underway = LoadsUnderway()
         self._is_idle = True
 
     def chain(self, request: str, hashes: int, extend: Callable[[int], Sequence[BlockIdentity]]) -> None:
@@ -47,7 +44,8 @@ class Schedule:
             blocks.chain += extend(len(blocks.chain))
 
     def matched(self, request: str, tokens: int, had: int, block_tokens: int) -> int | None:
-        """How many blocks after the first `had`, which the engine has, can be loaded; None: ask again later."""
+        """How many blocks after the first `had`, which the engine has, can be loaded; None: ask again later, since they
+        are on their way to the host, or one of them or of the first `had` is on its way to another request."""
         blocks = self._requests[request]
         blocks.had = had
         wanted = blocks.chain[: loadable_blocks(tokens, block_tokens)]
@@ -55,12 +53,15 @@ class Schedule:
         if lookup is not None and not lookup.start <= had <= lookup.start + lookup.wanted:
             self._drop(request)
             lookup = None
-        if lookup is None:
-            if had >= len(wanted):
-                return 0
-            lookup = self._lookups[request] = self._cache.find(wanted[had:], had)
-        found = lookup.blocks(PATIENCE_S if self._is_idle else 0.0)
-        return None if found is None else max(0, lookup.start + len(found) - had)
+        found = 0
+        if had < len(wanted):
+            if lookup is None:
+                lookup = self._lookups[request] = self._cache.find(wanted[had:], had)
+            held = lookup.blocks(PATIENCE_S if self._is_idle else 0.0)
+            if held is None:
+                return None
+            found = max(0, lookup.start + len(held) - had)
+        return None if self._underway.is_coming(blocks.chain[: had + 1]) else found
 
     def allocated(self, request: str, engine_blocks: Sequence[int], count: int) -> None:
         """Of these, the request's blocks in order, the engine takes `count` from the lookup, after the ones that it had
@@ -70,40 +71,34 @@ class Schedule:
             return
         had = self._requests[request].had
         taken = self._lookups.pop(request).take(had, count)
-        self._loads.append(self._cache.hold(taken, engine_blocks[had : had + count]))
+        load = self._cache.hold(request, taken, engine_blocks[had : had + count])
+        self._underway.begin(load.ticket, [block.identity for block in taken], engine_blocks[had:])
+        self._loads.append(load)
 
     def step(self, scheduled: Sequence[Scheduled]) -> StepPlan:
         """What the next step loads and saves."""
         saves: list[Save] = []
-        for request, _, engine_blocks in scheduled:
-            if request in self._suspects:
-                self._doubtful.update(engine_blocks[self._sound(engine_blocks) :])
         for request, full, engine_blocks in scheduled:
             blocks = self._requests.get(request)
-            save = None if blocks is None else blocks.offer(min(full, self._sound(engine_blocks)), engine_blocks)
+            save = None if blocks is None else blocks.offer(full, engine_blocks)
             if save is not None:
                 saves.append(save)
         loads, self._loads = self._loads, []
         self._is_idle = not scheduled
-        return StepPlan(tuple(loads), tuple(saves), self._failures_known)
+        return StepPlan(tuple(loads), tuple(saves), self._is_idle)
 
-    def failed(self, engine_blocks: Collection[int]) -> None:
-        """The engine was told that loads of one step into these blocks failed, and means to compute them again.
-
-        When it has is not told: it may lend such a block to other requests before. So nothing is ever saved of these
-        blocks, of those behind them in requests of now, and behind them in later ones, until `reset`.
-        """
-        self._failures_known += 1
-        self._doubtful.update(engine_blocks)
-        self._suspects.update(self._requests)
-        for blocks in self._requests.values():
-            blocks.offered = 0
+    def ended(self, tickets: Iterable[int], failed: Collection[int]) -> set[int]:
+        """These loads are over, and the engine was told of its blocks of which they failed. Its blocks that nobody may
+        find any more: those, and what may have been computed from them."""
+        if failed:
+            for blocks in self._requests.values():
+                blocks.offered = 0  # nothing of a spoilt step was saved, and what failed is not in the host any more
+        return self._underway.end(tickets, failed)
 
     def finished(self, request: str) -> None:
         """The request ended, however. Idempotent."""
         self._drop(request)
         self._requests.pop(request, None)
-        self._suspects.discard(request)
 
     def reset(self) -> None:
         """Empty the host, as the engine did with its own blocks. Raises `BlockStateError` while blocks of it are being
@@ -111,19 +106,11 @@ class Schedule:
         for request in list(self._lookups):
             self._drop(request)
         self._cache.reset()
-        self._doubtful.clear()
 
     def close(self) -> None:
         """Let go of every lookup. Idempotent."""
         for request in list(self._lookups):
             self._drop(request)
-
-    def _sound(self, engine_blocks: Sequence[int]) -> int:
-        """How many leading blocks are not in doubt."""
-        if not self._doubtful:
-            return len(engine_blocks)
-        doubtful = (number for number, block in enumerate(engine_blocks) if block in self._doubtful)
-        return next(doubtful, len(engine_blocks))
 
     def _drop(self, request: str) -> None:
         lookup = self._lookups.pop(request, None)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from kvbm_core.identity import BlockIdentity
 
 
+class LoadMode(StrEnum):
+    ASYNC = "async"
+    """A request waits outside of steps until its blocks are there; nobody else has them before."""
+    LAYERWISE = "layerwise"
+    """A request's first step waits for each layer when the model comes to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Host blocks to copy into the engine's, one for one. `ticket` is what the host holds them under."""
+    """Host blocks to copy into a request's, one for one. `ticket` is what the host holds them under."""
 
     ticket: int
+    request: str
     host_blocks: tuple[int, ...]
     engine_blocks: tuple[int, ...]
 
@@ -26,15 +35,11 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Loads before the step's layers, saves after them.
-
-    `failures_known`: how many failed loads the plan was made in knowledge of. A step that was planned before a failure
-    was told computes on what did not come, so nothing of it may be saved.
-    """
+    """Loads that begin with the step, and saves after its layers. `is_idle`: the step computes nothing."""
 
     loads: tuple[Load, ...] = ()
     saves: tuple[Save, ...] = ()
-    failures_known: int = 0
+    is_idle: bool = False
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.core import kv_cache_utils
@@ -35,8 +36,9 @@ from kvbm_core.config import KvbmConfig
 from kvbm_core.connectors import host_cache
 from kvbm_core.connectors.engine_blocks import EngineBlocks, hash_of_digest
 from kvbm_core.connectors.host_cache import HostCache
-from kvbm_core.connectors.schedule import Schedule, Scheduled
-from kvbm_core.connectors.step_plan import StepPlan
+from kvbm_core.connectors.host_loads import EndedLoad
+from kvbm_core.connectors.schedule import PATIENCE_S, Schedule, Scheduled
+from kvbm_core.connectors.step_plan import LoadMode, StepPlan
 from kvbm_core.connectors.vllm_events import HandedBack
 from kvbm_core.connectors.vllm_settings import VllmSettings, read_settings
 from kvbm_core.connectors.vllm_support import RIVALS, VllmFacts, require_support, rival_sentence
@@ -50,7 +52,7 @@ from storage_agent.client_storage import ClientStorage
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_events import KVCacheEvent
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -72,6 +74,17 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not in
     """What the scheduler's half tells the worker's."""
 
     plan: StepPlan
+
+
+@dataclass
+class EndedLoads(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What the worker's half tells the scheduler's."""
+
+    tickets: tuple[int, ...]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        assert isinstance(other, EndedLoads)
+        return EndedLoads(self.tickets + other.tickets)
 
 
 @dataclass
@@ -104,6 +117,7 @@ class KvAdvisorConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._engine_id: str = self._kv_transfer_config.engine_id
         self._worker: _Worker | None = None
         self._leader: _Leader | None = None
+        self._engine_blocks: KVCacheManager | None = None
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -121,8 +135,15 @@ class KvAdvisorConnector(KVConnectorBase_V1):  # type: ignore[misc]
             raise EngineSupportError(rival_sentence("MultiConnector"))
         self._worker = _Worker(self._vllm_config, self._settings, self._engine_id, kv_caches)
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Loads that no step waits for begin here, beside the model's work: `start_load_kv` comes after it."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._settings.load is LoadMode.ASYNC:
+            self._working.begin(self._plan)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._working.begin(self._plan)
+        if self._settings.load is LoadMode.LAYERWISE:
+            self._working.begin(self._plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         self._working.wait_layer(layer_name)
@@ -133,17 +154,32 @@ class KvAdvisorConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         self._working.finish(self._plan)
 
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        ended = self._working.collect(self._plan)
+        return None, {each.load.request for each in ended} if self._settings.load is LoadMode.ASYNC else None
+
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._working.take_failed()
+        return {block for each in self._working.ended for block in each.failed}
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """The last that vLLM asks for in a step: what has ended is told."""
+        tickets = tuple(each.load.ticket for each in self._working.take_ended())
+        return EndedLoads(tickets) if tickets else None
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         return None if self._worker is None else Counts(data=self._worker.take_counts())
 
     # The scheduler's half
 
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._engine_blocks = kv_cache_manager
+
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         blocks = self._leading.matched(request, num_computed_tokens)
-        return (None if blocks is None else blocks * self._block_tokens), False
+        if blocks is None:
+            return None, False
+        return blocks * self._block_tokens, blocks > 0 and self._settings.load is LoadMode.ASYNC
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         self._leading.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
@@ -152,8 +188,12 @@ class KvAdvisorConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return StepMetadata(self._leading.step(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        if connector_output.invalid_block_ids:
-            self._leading.schedule.failed(connector_output.invalid_block_ids)
+        told = connector_output.kv_connector_worker_meta
+        if not isinstance(told, EndedLoads):
+            return
+        spoilt = self._leading.schedule.ended(told.tickets, connector_output.invalid_block_ids)
+        if spoilt and self._engine_blocks is not None:
+            self._engine_blocks.evict_blocks(spoilt)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """What the step saves is copied within it, so the blocks may go at once."""
@@ -217,7 +257,8 @@ class _Worker:
     ) -> None:
         self._engine_id = engine_id
         self._numbers = {name: number for number, name in enumerate(kv_caches)}
-        self._failed: set[int] = set()
+        self.ended: list[EndedLoad] = []
+        """Loads that are over, and of which the scheduler was not told yet."""
         self._told: dict[str, int] = {}
         self._told_s = 0.0
         layers = [_as_known(layer) for layer in kv_caches.values()]
@@ -231,15 +272,20 @@ class _Worker:
         self._cache.wait_layer(self._numbers[name])
 
     def save_layer(self, name: str, plan: StepPlan) -> None:
-        self._cache.save_layer(self._numbers[name], plan.saves, plan.failures_known)
+        self._cache.save_layer(self._numbers[name], plan.saves)
 
     def finish(self, plan: StepPlan) -> None:
-        self._failed |= self._cache.finish_load()
-        self._cache.finish_save(plan.saves, plan.failures_known)
+        failed = any(each.failed for each in self.collect(plan))
+        self._cache.finish_save(plan.saves, is_spoilt=failed and self._cache.mode is LoadMode.LAYERWISE)
 
-    def take_failed(self) -> set[int]:
-        failed, self._failed = self._failed, set()
-        return failed
+    def collect(self, plan: StepPlan) -> list[EndedLoad]:
+        """Loads that are over and were not told of; a step without work waits a little for one."""
+        self.ended += self._cache.finish_load(PATIENCE_S if plan.is_idle and not self.ended else 0.0)
+        return self.ended
+
+    def take_ended(self) -> list[EndedLoad]:
+        ended, self.ended = self.ended, []
+        return ended
 
     def take_counts(self) -> dict[str, int]:
         """Once a second, since a step may take no longer than the counting."""
@@ -338,6 +384,8 @@ def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Vl
         has_volumes=bool(settings.agent_url),
         offloading_gib=cache.kv_offloading_size,
         load_failure_policy=vllm_config.kv_transfer_config.kv_load_failure_policy,
+        load=settings.load,
+        steps_at_once=vllm_config.max_concurrent_batches,
     )
 
 
@@ -378,7 +426,7 @@ def _open_cache(
         manager = opened.enter_context(KvBlockManager(config, publisher, storage))
         if settings.desk_url:
             opened.enter_context(CoreDesk(manager, settings.desk_url))
-        cache = HostCache(manager, layers)
+        cache = HostCache(manager, layers, settings.load)
         return cache.owning(opened.pop_all())
 
 

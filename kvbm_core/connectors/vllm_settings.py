@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from kvbm_core.config import TierVolumes
+from kvbm_core.connectors.step_plan import LoadMode
 from kvbm_core.errors import ConfigError
 
 
@@ -16,6 +17,7 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     host_bytes: int
     """Host memory for blocks that left the GPU."""
+    load: LoadMode = LoadMode.ASYNC
     agent_url: str = ""
     """`command_url` of the storage agent that owns the volumes."""
     disk: TierVolumes | None = None

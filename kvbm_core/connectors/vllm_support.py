@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvbm_core.connectors.step_plan import LoadMode
 from kvbm_core.errors import EngineSupportError
 
 VERSIONS = ("0.32",)
@@ -35,6 +36,9 @@ class VllmFacts:
     has_volumes: bool
     offloading_gib: float | None
     load_failure_policy: str
+    load: LoadMode
+    steps_at_once: int
+    """2 and more where a step is planned before the one before has ended."""
 
 
 def require_support(facts: VllmFacts) -> None:
@@ -76,6 +80,11 @@ def refusals(facts: VllmFacts) -> list[str]:
         found.append(
             f"kv_load_failure_policy is {facts.load_failure_policy!r}, which fails a request for a block that can be "
             f"computed again: set it to 'recompute'"
+        )
+    if facts.load is LoadMode.LAYERWISE and facts.steps_at_once > 1:
+        found.append(
+            "load is 'layerwise', and vLLM plans a step before it hears whether the loads of the one before failed: "
+            "set async_scheduling to false, or load to 'async'"
         )
     return found
 

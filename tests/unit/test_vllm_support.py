@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvbm_core.connectors.step_plan import LoadMode
 from kvbm_core.connectors.vllm_settings import read_settings
 from kvbm_core.connectors.vllm_support import RIVALS, VllmFacts, refusals, require_support, rival_sentence
 from kvbm_core.errors import ConfigError, EngineSupportError
@@ -22,6 +23,8 @@ SERVED = VllmFacts(
     has_volumes=True,
     offloading_gib=None,
     load_failure_policy="recompute",
+    load=LoadMode.ASYNC,
+    steps_at_once=2,
 )
 
 
@@ -40,6 +43,7 @@ def test_an_engine_of_the_support_matrix_is_served() -> None:
         ({"offloading_gib": 4.0}, "a block's life has one owner"),
         ({"hash_algorithm": "xxhash"}, "xxhash hashes have a root of their own in each process"),
         ({"load_failure_policy": "fail"}, "kv_load_failure_policy is 'fail'"),
+        ({"load": LoadMode.LAYERWISE}, "set async_scheduling to false, or load to 'async'"),
     ],
 )
 def test_what_is_not_served_is_refused_in_a_sentence(changed: dict[str, Any], told: str) -> None:
@@ -52,6 +56,10 @@ def test_hashes_with_a_root_of_their_own_are_served_without_volumes_or_with_a_fi
 
     assert refusals(alone) == []
     assert refusals(replace(alone, has_volumes=True, has_fixed_seed=True)) == []
+
+
+def test_a_step_waits_for_its_layers_where_it_is_planned_after_the_one_before_has_ended() -> None:
+    assert refusals(replace(SERVED, load=LoadMode.LAYERWISE, steps_at_once=1)) == []
 
 
 def test_everything_that_speaks_against_an_engine_is_told_at_once() -> None:

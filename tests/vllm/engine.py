@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import tempfile
 from pathlib import Path
@@ -145,6 +146,23 @@ class Commands:
         for place in places:
             tier.storage.payload(place)[7] ^= 0xFF
         return len(places)
+
+    def fail_loads(self, seed: int, share: float) -> bool:
+        """From now on so large a share of the blocks of every load changes in the host after they were promised."""
+        cache = self._host_cache()
+        storage = cache.manager.own_tier("host").storage
+        chosen = random.Random(seed)
+        begin = type(cache).begin_load
+
+        def begin_load(loads: Any) -> None:
+            for load in loads:
+                for place in load.host_blocks:
+                    if chosen.random() < share:
+                        storage.payload(place)[7] ^= 0xFF
+            begin(cache, loads)
+
+        cache.begin_load = begin_load
+        return True
 
     def _host_cache(self) -> Any:
         from kvbm_core.connectors import host_cache
