@@ -19,6 +19,7 @@ COPY_FAILED = "copy_failed"
 """The device or its memory refused; the detail says how."""
 WRONG_BYTES = "wrong_bytes"
 """What was copied does not read as it should. It is registered nowhere, and a host block is forgotten."""
+WRONG_BYTES_DETAIL = "its checksum is not the one it came in with"
 
 
 class Copier:
@@ -54,7 +55,7 @@ class Copier:
             elif next(verdicts):
                 outcomes.append(BlockOutcome(transfer.identity, next(registered)))
             else:
-                outcomes.append(self._failed(transfer, WRONG_BYTES, "its checksum is not the one it came in with"))
+                outcomes.append(self._failed(transfer, WRONG_BYTES, WRONG_BYTES_DETAIL))
         return outcomes
 
     def right(self, batch: Sequence[BlockTransfer]) -> list[bool]:

@@ -15,11 +15,12 @@ from event_plane.schema import Tier
 from kvbm_core.accounting import Accounts
 from kvbm_core.block import Guard, ImmutableBlock, MutableBlock
 from kvbm_core.config import KvbmConfig
-from kvbm_core.copier import COPY_FAILED, Copier
+from kvbm_core.copier import COPY_FAILED, WRONG_BYTES, WRONG_BYTES_DETAIL, Copier
 from kvbm_core.copies import copy_blocks
 from kvbm_core.errors import PoolExhaustedError
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.paths import TransferPath
+from kvbm_core.storage import TensorStorage
 from kvbm_core.tier_pool import TierPool
 from kvbm_core.transfer import BEHIND_A_MISS, BlockOutcome, BlockTransfer
 from kvbm_core.verification import BlockSums
@@ -29,6 +30,9 @@ from storage_agent.port import BlockKey, Outcome, PutBlock, Result, StoragePort
 
 NO_VOLUME = "no_volume"
 """The tier has no volume for the block's tenant."""
+
+PutCheck = Callable[[Sequence[Guard], TensorStorage, Sequence[int]], Sequence[bool]]
+"""Which blocks read, where they lie to be put, as they did when they came: their guards, that memory, their places."""
 
 OnBatch = Callable[[], None]
 """Called when a batch has ended, before anybody hears of it: what it changed is announced first."""
@@ -81,9 +85,19 @@ class PutLane:
     """Host → the volumes of one tier; or device → them, through a staging buffer, where there is no host tier."""
 
     def __init__(
-        self, path: TransferPath, view: VolumeView, near: TierPool, device: TierPool | None, volumes: Volumes
+        self,
+        path: TransferPath,
+        view: VolumeView,
+        near: TierPool,
+        device: TierPool | None,
+        volumes: Volumes,
+        check: PutCheck | None = None,
     ) -> None:
-        """`near`: the host's memory; or the staging buffer, and then blocks come from `device`."""
+        """`near`: the host's memory; or the staging buffer, and then blocks come from `device`.
+
+        A block that does not pass `check` is not put, and forgotten where it came from.
+        """
+        self.check = check
         self._path = path
         self._view = view
         self._near = near
@@ -94,19 +108,32 @@ class PutLane:
         """See `transfer.Lane.run`. `place` is the volume that has the block now."""
         identities = [transfer.identity for transfer in batch]
         if self._device is None:
-            return self._put(identities, [transfer.source_index for transfer in batch])
+            return self._put_right(batch, [transfer.source_index for transfer in batch])
         staged: list[MutableBlock] = []
         try:
             staged = self._near.pool.allocate(len(batch)).blocks
             places = [place.index for place in staged]
             copy_blocks(self._device.storage, [each.source_index for each in batch], self._near.storage, places)
-            return self._put(identities, places)
+            return self._put_right(batch, places)
         except PoolExhaustedError as error:
             return self._all_failed(identities, f"{self._near.name}_exhausted", str(error))
         except RuntimeError as error:  # what torch raises when a device fails
             return self._all_failed(identities, COPY_FAILED, str(error))
         finally:
             self._near.pool.release_many(staged)
+
+    def _put_right(self, batch: Sequence[BlockTransfer], places: Sequence[int]) -> list[BlockOutcome]:
+        sources = [transfer.source for transfer in batch if transfer.source is not None]
+        right = [True] * len(batch) if self.check is None else self.check(sources, self._near.storage, places)
+        good = [number for number, is_right in enumerate(right) if is_right]
+        put = iter(self._put([batch[number].identity for number in good], [places[number] for number in good]))
+        return [next(put) if is_right else self._wrong(each) for each, is_right in zip(batch, right, strict=True)]
+
+    def _wrong(self, transfer: BlockTransfer) -> BlockOutcome:
+        if isinstance(transfer.source, ImmutableBlock):
+            (self._device or self._near).pool.forget(transfer.source)
+        self._volumes.accounts.failed(self._path, WRONG_BYTES)
+        return BlockOutcome(transfer.identity, reason=WRONG_BYTES, detail=WRONG_BYTES_DETAIL)
 
     def _put(self, identities: Sequence[BlockIdentity], places: Sequence[int]) -> list[BlockOutcome]:
         """Put each block to the first of its tenant's volumes that takes it."""

@@ -25,7 +25,7 @@ from kvbm_core.events import BlockEvents, Placed
 from kvbm_core.explain import BlockExplanation, explain_block, find_keys
 from kvbm_core.hooks import Hooks
 from kvbm_core.identity import BlockIdentity
-from kvbm_core.lanes import Volumes
+from kvbm_core.lanes import PutCheck, PutLane, Volumes
 from kvbm_core.layered import LayeredLoad, LayeredStore, LayerMoves
 from kvbm_core.machine import read_machine
 from kvbm_core.offload import OffloadManager
@@ -95,10 +95,9 @@ class KvBlockManager:
             if storage is not None and self._tiers.views:
                 volumes = Volumes(storage, self._tiers.views, config, self._accounts)
             self._copiers = build_copiers(self._tiers, config, self._accounts)
-            self._transfers = TransferManager(
-                build_lanes(self._tiers, self._copiers, volumes, config, self._events.send),
-                on_failure=self._accounts.failed,
-            )
+            lanes = build_lanes(self._tiers, self._copiers, volumes, config, self._events.send)
+            self._put_lanes = [lane for lane, _ in lanes.values() if isinstance(lane, PutLane)]
+            self._transfers = TransferManager(lanes, on_failure=self._accounts.failed)
             undoing.callback(self._transfers.close)
             self.scheduler = Scheduler(config.layers, self._progressed)
             self._offloads = OffloadManager(
@@ -183,6 +182,12 @@ class KvBlockManager:
         return registered
 
     # Between the tiers
+
+    def check_puts(self, check: PutCheck) -> None:
+        """Look at blocks before volumes get them, for who knows what the device's memory held: where there is no host
+        tier, nothing else does. One that does not pass is not put, and the device forgets it."""
+        for lane in self._put_lanes:
+            lane.check = check
 
     def onboard(
         self,

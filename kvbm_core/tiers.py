@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kvbm_core.accounting import Accounts
+from kvbm_core.block import Guard
 from kvbm_core.config import KvbmConfig
 from kvbm_core.copier import Copier
 from kvbm_core.copies import copy_blocks
@@ -104,9 +106,10 @@ def build_lanes(
         lanes[TransferPath.HOST_TO_DEVICE] = CopyLane(copiers.to_device, on_batch)
     if volumes is not None:
         staged_from = tiers.device if tiers.host is None else None
+        check = None if copiers.sums is None or tiers.host is None else partial(_still_right, copiers.sums)
         for view in tiers.views:
             ends_in_host = view.load_path is TransferPath.REMOTE_TO_HOST
-            lanes[view.put_path] = PutLane(view.put_path, view, near, staged_from, volumes)
+            lanes[view.put_path] = PutLane(view.put_path, view, near, staged_from, volumes, check)
             lanes[view.load_path] = LoadLane(
                 view.load_path,
                 near,
@@ -117,6 +120,13 @@ def build_lanes(
                 sums=copiers.sums,
             )
     return {path: (lane, _limits(path, config, tiers)) for path, lane in lanes.items()}
+
+
+def _still_right(
+    sums: BlockSums, blocks: Sequence[Guard], host: TensorStorage, places: Sequence[int]
+) -> Sequence[bool]:
+    """A `lanes.PutCheck` of host blocks."""
+    return list(map(bool, sums.check_copies(places, host, places)))
 
 
 def reset_tier(name: str, tiers: Tiers, storage: StoragePort | None) -> int:

@@ -230,6 +230,23 @@ def test_a_host_block_whose_bytes_changed_is_never_served_and_is_forgotten(room:
     release(again.blocks)
 
 
+def test_a_host_block_whose_bytes_changed_before_it_is_put_is_not_put(room: CoreRoom) -> None:
+    wanted = room.sequence(3)
+    room.compute_and_release(wanted)
+    room.push_out_of_device()
+    room.agent.delete("d-1", "disk", [each.key for each in wanted])
+    place, host = room.host_pool.find(wanted[1].key), room.manager._tiers.host
+    assert place is not None
+    assert host is not None
+    host.storage.payload(place.slot)[7] ^= 1
+
+    room.compute_and_release(wanted)  # on the device anew, so that what the host has of them is put again
+
+    assert room.agent.holding([each.key for each in wanted]) == ["disk", "", "disk"]
+    assert not room.host_pool.has(wanted[1].key)
+    assert room.manager.totals().paths[TransferPath.HOST_TO_DISK].failures == {"wrong_bytes": 1}
+
+
 def test_verification_can_be_left_out() -> None:
     with closing(CoreRoom(verify_copies=False)) as room:
         wanted = room.sequence(2)
