@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from kvbm_core.block import ImmutableBlock, MutableBlock
+from kvbm_core.block import Guard, ImmutableBlock, MutableBlock
 from kvbm_core.connectors.host_loads import EndedLoad, HostLoads, recorded
 from kvbm_core.connectors.lookup import LookupState, LookupTrigger, next_state
 from kvbm_core.connectors.step_plan import Load, LoadMode, Save
@@ -25,6 +25,7 @@ from kvbm_core.errors import LayoutError, PoolExhaustedError
 from kvbm_core.identity import BlockIdentity
 from kvbm_core.manager import KvBlockManager
 from kvbm_core.onboard import DEVICE, HOST, WAITED_IN_VAIN, Onboarded
+from kvbm_core.storage import TensorStorage
 from kvbm_core.verification import BlockSums
 
 OPEN: dict[str, HostCache] = {}
@@ -133,6 +134,7 @@ class HostCache:
         self._sums = BlockSums(manager.device)
         self._sealed: dict[int, BlockIdentity] = {}
         """By block, what the sum was taken of: the very object that the block was registered with."""
+        manager.check_puts(self._right_to_put)
         self._owned = ExitStack()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -292,7 +294,7 @@ class HostCache:
         self._owned.close()
 
     def _unsealed(self, blocks: Sequence[ImmutableBlock]) -> list[ImmutableBlock]:
-        return [block for block in blocks if self._sealed.get(block.index) is not block.identity]
+        return [block for block in blocks if not self._is_sealed(block)]
 
     def _may_be_promised(self, blocks: Sequence[ImmutableBlock]) -> list[bool]:
         self.seal(blocks)
@@ -302,6 +304,20 @@ class HostCache:
 
     def _right(self, places: Sequence[int]) -> list[bool]:
         return list(map(bool, self._sums.check_copies(places, self.manager.device, places)))
+
+    def _right_to_put(
+        self, blocks: Sequence[Guard], staging: TensorStorage, places: Sequence[int]
+    ) -> Sequence[bool]:
+        """A `lanes.PutCheck`: what changed in the host since it was saved comes to no volume."""
+        sealed = [n for n, block in enumerate(blocks) if self._is_sealed(block)]
+        indices = [blocks[n].index for n in sealed]
+        checked = self._sums.check_copies(indices, staging, [places[n] for n in sealed])
+        right = dict(zip(sealed, map(bool, checked), strict=True))
+        self._count("wrong_blocks", list(right.values()).count(False))
+        return [right.get(n, True) for n in range(len(blocks))]
+
+    def _is_sealed(self, block: Guard) -> bool:
+        return isinstance(block, ImmutableBlock) and self._sealed.get(block.index) is block.identity
 
     def _begin_save(self, saves: Sequence[Save]) -> _Stored:
         """Places for the step's blocks that the host does not have."""
