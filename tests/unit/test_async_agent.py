@@ -180,10 +180,19 @@ def test_a_timeout_is_one_but_waits_for_what_has_begun(agent: Gated) -> None:
     async def work() -> None:
         async with AsyncStorageAgent(agent) as port:
             agent.gate.clear()
-            asyncio.get_running_loop().call_later(0.2, agent.gate.set)
+            limit = asyncio.timeout(None)
+
+            async def expire() -> None:
+                await until_at_gate(agent, 1)
+                loop = asyncio.get_running_loop()
+                limit.reschedule(loop.time())
+                loop.call_later(0.1, agent.gate.set)
+
+            expiring = asyncio.create_task(expire())
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.01):
+                async with limit:
                     await port.put("fast", [block(1)])
+            await expiring
             assert agent.gate.is_set()
             assert (await port.put("fast", [block(1)]))[0].result is Result.PRESENT
 
