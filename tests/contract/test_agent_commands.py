@@ -151,10 +151,15 @@ def test_nobody_on_the_subject_is_unreachable_at_once_and_a_late_agent_is_found(
             assert client.stat().agent == "a"
 
 
-def test_a_second_agent_on_the_subject_is_refused(agent: StorageAgent, server: NatsServer) -> None:
+def test_a_second_agent_on_the_subject_is_refused(
+    agent: StorageAgent, server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = server.url("kv.agent-a")
-    with AgentService(agent, url), pytest.raises(ServiceError, match="another agent takes commands"):
-        AgentService(agent, url)
+    with AgentService(agent, url):
+        for wait in ("_OTHER_WAIT_S", "_OPEN_WAIT_S"):  # for the first one's answer
+            monkeypatch.setattr(f"storage_agent.command_nats.{wait}", PATIENCE_S)
+        with pytest.raises(ServiceError, match="another agent takes commands"):
+            AgentService(agent, url)
 
 
 @pytest.mark.parametrize("url", ["nats://127.0.0.1:1/", "nats://127.0.0.1:1/kv.*", "nats://u:p@127.0.0.1:1/kv"])

@@ -262,8 +262,12 @@ def test_event_that_no_batch_can_carry_is_refused_whole_and_the_publisher_lives_
     assert blocks_of(resend(subscribe(), 0)) == [3]
 
 
-def test_second_publisher_of_one_producer_is_one_clear_error(publish_at: PublishAt, place: Place) -> None:
+def test_second_publisher_of_one_producer_is_one_clear_error(
+    publish_at: PublishAt, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish_at()
+    for wait in ("_WHO_WAIT_S", "OPEN_WAIT_S"):  # for the first one's answer, over NATS
+        monkeypatch.setattr(f"event_plane.nats_transport.{wait}", PATIENCE_S)
     with pytest.raises(TransportError, match=r"cannot publish on .* in use.*; .*choose another") as refused:
         open_publisher(*place, producer=PRODUCER)
     assert "\n" not in str(refused.value)
