@@ -60,7 +60,7 @@ def test_over_tls_alone_and_browsers_are_told_to_stay_with_it(tls: Path, tmp_pat
     trusted = ssl.create_default_context(cafile=str(tls / "cert.pem"))
     with serving(SampleReader(), api=api, doorkeeper=door.doorkeeper) as served:
         assert served.url.startswith("https://127.0.0.1:")
-        with httpx.Client(verify=trusted) as client:
+        with httpx.Client(verify=trusted, timeout=PATIENCE_S) as client:
             told = client.get(f"{served.url}api/v1/identity", headers={"Authorization": f"Bearer {token}"})
             assert (told.json()["name"], told.headers["strict-transport-security"]) == ("ann", "max-age=31536000")
             origin = served.url.rstrip("/")
@@ -68,7 +68,7 @@ def test_over_tls_alone_and_browsers_are_told_to_stay_with_it(tls: Path, tmp_pat
             assert answer.status_code == 303
             assert client.get(f"{served.url}api/v1/identity").json()["name"] == "ann"
         with pytest.raises(httpx.HTTPError):
-            httpx.get(served.url.replace("https", "http") + "healthz")
+            httpx.get(served.url.replace("https", "http") + "healthz", timeout=PATIENCE_S)
 
 
 def test_a_certificate_that_cannot_be_used_is_said_and_no_password_is_asked_for(tls: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_two_host_headers_are_none(named: Direct) -> None:
 
 def refusals(api: ApiSettings, door: SampleDoor) -> list[int]:
     """Of twelve guesses, each for a client of another address, as its sender says."""
-    with serving(SampleReader(), api=api, doorkeeper=door.doorkeeper) as served, httpx.Client() as client:
+    with serving(SampleReader(), api=api, doorkeeper=door.doorkeeper) as served, httpx.Client(timeout=PATIENCE_S) as client:
         return [
             client.get(
                 f"{served.url}api/v1/identity",

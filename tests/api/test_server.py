@@ -23,7 +23,7 @@ def test_answers_of_two_parts_do_not_wait_for_the_reader() -> None:
 
         listener = open_socket("127.0.0.1", 0)
         async with await asyncio.start_server(connected, sock=listener):
-            with socket.create_connection(listener.getsockname(), timeout=5):
+            with socket.create_connection(listener.getsockname(), timeout=60):
                 return await came
 
     assert asyncio.run(accepted())
@@ -56,7 +56,7 @@ def test_name_that_is_no_address_is_refused() -> None:
 def test_who_connects_before_it_is_served_waits_and_the_port_is_taken_at_once() -> None:
     with open_socket("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port), timeout=5):
+        with socket.create_connection(("127.0.0.1", port), timeout=60):
             pass
         with pytest.raises(ApiError, match="in use"):
             open_socket("127.0.0.1", port)
