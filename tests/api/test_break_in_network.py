@@ -107,7 +107,10 @@ def test_two_host_headers_are_none(named: Direct) -> None:
 
 def refusals(api: ApiSettings, door: SampleDoor) -> list[int]:
     """Of twelve guesses, each for a client of another address, as its sender says."""
-    with serving(SampleReader(), api=api, doorkeeper=door.doorkeeper) as served, httpx.Client(timeout=PATIENCE_S) as client:
+    with (
+        serving(SampleReader(), api=api, doorkeeper=door.doorkeeper) as served,
+        httpx.Client(timeout=PATIENCE_S) as client,
+    ):
         return [
             client.get(
                 f"{served.url}api/v1/identity",
