@@ -20,7 +20,10 @@ TABLE = Path(__file__).with_name("engine_interfaces.json")
 
 SOURCES = {
     "sglang": {
-        "sglang/srt/mem_cache/hicache_storage.py": ["HiCacheStorage", "HiCacheStorageConfig"],
+        "sglang/srt/mem_cache/hicache_storage.py": [
+            "HiCacheStorage", "HiCacheStorageConfig", "PoolHitPolicy", "PoolTransfer", "PoolTransferResult",
+        ],
+        "sglang/srt/observability/metrics_collector.py": ["StorageMetrics"],
         "sglang/srt/disaggregation/kv_events.py": ["BlockStored", "BlockRemoved", "StorageMedium"],
     },
     "tensorrt_llm": {

@@ -73,7 +73,7 @@ class EngineStore:
         self._tally = _Tally(volume)
 
     def beside(self, part: WorkersPart) -> EngineStore:
-        """For blocks that are split otherwise: over the same connection, which it closes too, and counted with these."""
+        """For blocks that are split otherwise: over the same connection, closed with it, and counted with these."""
         other = EngineStore(self._storage, self.volume, part, moved=self._moved)
         other._tally = self._tally
         return other

@@ -9,16 +9,17 @@ import pytest
 
 from event_plane.dialects import sglang, vllm
 from event_plane.dialects.block_events import Flavour
-from kvbm_core.connectors.sglang_pages import PagesOnVolumes, StorageFacts
+from kvbm_core.connectors.sglang_pages import PagesOnVolumes, PoolTransfer, StorageFacts
+from kvbm_core.connectors.sglang_prefix import POLICIES, PagesFound
+from kvbm_core.connectors.sglang_stats import StorageStats
 from kvbm_core.connectors.trtllm_blocks import TrtllmLeader, TrtllmWorker
 from kvbm_core.connectors.trtllm_plan import StepOfRequest
 from tests.engine_interfaces import Method, installed, interface_of, of_class, recorded
 
 TIER = Path(__file__).parents[2] / "kvbm_core/connectors/vllm_tier.py"
 
-V2_OF_HYBRID_MODELS = {"batch_exists_v2", "batch_get_v2", "batch_set_v2"}
-"""SGLang calls them for pools beside the KV cache, which we refuse when they are registered."""
-LEFT_OUT = {"HiCacheStorage": V2_OF_HYBRID_MODELS}
+BLOCK_GROUPS = "block_groups"
+"""Of SGLang's policies the one that nothing in that release asks for, and that its own backends refuse."""
 OURS = [
     ("sglang", "HiCacheStorage", PagesOnVolumes),
     ("tensorrt_llm", "KvCacheConnectorScheduler", TrtllmLeader),
@@ -30,8 +31,7 @@ OURS = [
 def test_every_method_of_the_released_interface_is_there_with_its_parameters(
     package: str, name: str, ours: type
 ) -> None:
-    theirs = recorded()[package].classes[name].methods
-    wanted = {method: signature for method, signature in theirs.items() if method not in LEFT_OUT.get(name, set())}
+    wanted = recorded()[package].classes[name].methods
     found = of_class(ours)
     assert {method: found[method].parameters for method in wanted if method != "__init__"} == {
         method: signature.parameters for method, signature in wanted.items() if method != "__init__"
@@ -69,8 +69,16 @@ def test_every_medium_of_sglang_has_a_tier() -> None:
 
 
 def test_what_hicache_is_configured_by_has_the_fields_that_are_used() -> None:
-    fields = recorded()["sglang"].classes["HiCacheStorageConfig"].fields
-    assert set(StorageFacts.__annotations__) <= set(fields)
+    classes = recorded()["sglang"].classes
+    assert set(StorageFacts.__annotations__) <= set(classes["HiCacheStorageConfig"].fields)
+    assert set(PoolTransfer.__annotations__) <= set(classes["PoolTransfer"].fields)
+
+
+def test_what_hicache_is_answered_has_its_fields_and_its_policies() -> None:
+    classes = recorded()["sglang"].classes
+    assert list(PagesFound.__annotations__) == classes["PoolTransferResult"].fields
+    assert list(StorageStats._fields) == classes["StorageMetrics"].fields
+    assert {*POLICIES, BLOCK_GROUPS} == set(classes["PoolHitPolicy"].values)
 
 
 @pytest.mark.parametrize("package", sorted(recorded()))
