@@ -86,6 +86,14 @@ def entries(service: AdvisorService) -> list[LogEntry]:
     return asked(service, lambda log: log.queries.page(1, 1_000))
 
 
+def undisturbed(service: AdvisorService, question: Callable[[], EventsPage]) -> tuple[list[LogEntry], EventsPage]:
+    """All entries and an answer between which none came: what an agent measured is logged at any time."""
+    while True:
+        before, page = entries(service), question()
+        if len(entries(service)) == len(before):
+            return before, page
+
+
 def test_put_use_move_and_deletion_are_told_with_their_reasons(service: AdvisorService, storage: Storage) -> None:
     storage.put("slow", BLOCK, OTHER)
     eventually(lambda: agrees(service, storage), "what was put")
@@ -101,6 +109,7 @@ def test_put_use_move_and_deletion_are_told_with_their_reasons(service: AdvisorS
         return ServiceDeletions(service).get(deletion.id).state == "done"
 
     eventually(is_done, "the deletion")
+    eventually(lambda: agrees(service, storage), "its copies are known to be gone")
 
     page = history(service)
     assert page.complete
@@ -191,8 +200,7 @@ def test_blocks_and_events_and_the_audit_are_found_by_their_filters(
     assert (rest.complete, rest.next_before) == (True, None)
     assert [e.action for e in audit(service, actor="ann").entries] == ["resume", "pause"]
 
-    everything = entries(service)
-    batches = [entry for entry in everything if entry.producer is not None]
+    batches = [entry for entry in entries(service) if entry.producer is not None]
     producer = batches[0].producer
     page = events(service, producer=producer)
     assert [event.position for event in page.events] == [entry.position for entry in batches]
@@ -200,7 +208,7 @@ def test_blocks_and_events_and_the_audit_are_found_by_their_filters(
     page = events(service, 1, limit=1, producer=producer, until_position=batches[0].position)
     assert [event.position for event in page.events] == [batches[0].position]
     assert page.next_position is None
-    page = events(service, limit=2)
+    everything, page = undisturbed(service, lambda: events(service, limit=2))
     assert [event.position for event in page.events] == [entry.position for entry in everything[-2:]]
     assert page.earlier_until == everything[-3].position
     assert events(service, 1, source="nobody").events == []
