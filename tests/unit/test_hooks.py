@@ -90,6 +90,7 @@ def test_hooks_hear_of_stores_removes_and_plans_and_a_bad_one_harms_nobody(
     publisher = open_publisher(settings.sources[0].url, producer=9, flush_interval_s=0.01)
     try:
         with AdvisorService(settings, hooks=hooks) as service:
+            eventually(lambda: service.fold.now_us > 0, "the tick that every start begins with")
             for rank, volume in enumerate(("fast", "slow")):
                 described = {**DESCRIPTOR, "id": volume, "speed_rank": rank}
                 service.submit(VolumeEntry(described, "array", 9)).result()
