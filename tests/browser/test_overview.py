@@ -129,6 +129,8 @@ def test_script_that_comes_late_still_opens_the_stream(
     page.route("**/hx-sse.min.js", lambda route: late.append(route))
     page.goto(served.url, wait_until="commit")
     expect(page.locator(".kpi").first).to_contain_text("2.12 k")
+    while not late:
+        page.wait_for_timeout(50)
     page.wait_for_timeout(300)
     late[0].continue_()
     reader.summary_view = reader.summary_view.model_copy(update={"events_per_s": 8_640.0})
