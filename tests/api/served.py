@@ -48,7 +48,7 @@ class Served:
         async def counted() -> int:
             return len(asyncio.all_tasks()) - 1
 
-        return asyncio.run_coroutine_threadsafe(counted(), self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(counted(), self._loop).result(60)
 
     def stop(self) -> None:
         self._server.should_exit = True

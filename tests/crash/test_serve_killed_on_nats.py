@@ -62,5 +62,5 @@ def test_each_batch_is_logged_once_through_a_kill_of_the_service(tmp_path: Path,
                 at_work.publisher.flush()
                 wait_for_log(directory, at_work, 0)
                 service.terminate()
-                service.wait(30)
+                service.wait(100)
             require_each_batch_once(directory, at_work)

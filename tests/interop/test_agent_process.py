@@ -100,7 +100,7 @@ def running(config: Path) -> Iterator[subprocess.Popen[str]]:
 def stop(process: subprocess.Popen[str], number: signal.Signals) -> str:
     """What it logged. It ends in order."""
     process.send_signal(number)
-    _, logged = process.communicate(timeout=30)
+    _, logged = process.communicate(timeout=100)
     assert process.returncode == 0, logged
     return logged
 
@@ -213,7 +213,7 @@ def test_an_agent_with_nothing_to_serve_says_why(config: Path, tmp_path: Path) -
         second = tmp_path / "second.toml"
         second.write_text(config.read_text().replace("/commands", "/commands-2").replace("/events", "/events-2"))
         with running(second) as process:
-            _, logged = process.communicate(timeout=30)
+            _, logged = process.communicate(timeout=100)
             assert process.returncode == 2
         assert logged.splitlines()[-1].startswith("kvadvisor: volume 'fast': ")
         assert f"is open in process {first.pid} on {os.uname().nodename}" in logged

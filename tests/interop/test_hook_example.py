@@ -26,7 +26,7 @@ def test_example_prints_what_the_publishing_example_stores_until_ctrl_c(tmp_path
                 assert said
                 said = example.stdout.readline()
             example.send_signal(signal.SIGINT)
-            _, errors = example.communicate(timeout=30)
+            _, errors = example.communicate(timeout=100)
         finally:
             publisher.kill()
             example.kill()

@@ -52,7 +52,7 @@ class OldEngine:
     def wait_for_subscriber(self) -> None:
         joined = False
         while not joined:
-            assert self._pub.poll(20_000)
+            assert self._pub.poll(60_000)
             joined = self._pub.recv().startswith(b"\x01")
 
     def restart(self, sent: int) -> None:
@@ -99,7 +99,7 @@ def write_capture(path: Path, messages: list[list[bytes]]) -> Path:
 
 
 def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)

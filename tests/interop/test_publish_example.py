@@ -25,7 +25,7 @@ def test_example_publishes_blocks_until_ctrl_c(tmp_path: Path) -> None:
                 main(["record", "--source", url, "--out", str(out), "--events", "2", "--seconds", "60"])
             assert ended.value.code in (0, None)
             example.send_signal(signal.SIGINT)
-            _, errors = example.communicate(timeout=30)
+            _, errors = example.communicate(timeout=100)
         finally:
             example.kill()
     assert (example.returncode, errors) == (0, "")

@@ -87,13 +87,18 @@ def test_dropping_subscriber_counts_what_it_forgets_and_heals_by_resend(
     publisher: ZmqPublisher, opened: ExitStack
 ) -> None:
     subscriber = subscribe(opened, publisher, when_slow="drop", queue_batches=5)
-    attach_live(publisher, subscriber)
-    wait_for(lambda: not subscriber.receive(64))
+
+    def has_all() -> bool:
+        subscriber.receive(64)
+        return attach_live(publisher, subscriber) == publisher.last_sequence
+
+    wait_for(has_all)
+    before = subscriber.connection().dropped
     first = publisher.last_sequence + 1
     for block in range(100, 140):
         publisher.publish(stores(block), flush=True)
     # All have arrived: one that came later would find a place and be among what is resent.
-    wait_for(lambda: subscriber.connection().dropped == 35)
+    wait_for(lambda: subscriber.connection().dropped == before + 35)
     held = batches_of(subscriber.receive(64))
     assert [batch.sequence for batch in held] == list(range(first, first + 5)), "the newest are dropped"
     assert publisher.stat().acknowledging_subscribers == 0

@@ -41,7 +41,7 @@ def log(tmp_path: Path) -> Iterator[SqlLog]:
 
 def ended(recording: LogRecording) -> LogRecording:
     recording.start()
-    recording.join(30)
+    recording.join(60)
     assert not recording.is_alive()
     return recording
 
@@ -52,7 +52,7 @@ def test_batches_from_its_position_on_are_recorded_until_it_is_stopped(log: SqlL
     recording.start()
     log.append([batch_of(10), control_entry(Tick(11))], recorded_us=2_000)
     recording.stopping.set()
-    recording.join(30)
+    recording.join(60)
     recorded = list(read_parquet(out))
     assert [each.position for each in recorded] == [6, 8, 10, 12, 14, 16, 18, 20, 21]
     assert [each.batch.sequence for each in recorded] == [2, 3, 4, 5, 6, 7, 8, 9, 10]

@@ -120,7 +120,7 @@ def test_after_a_deadline_fresh_memory_takes_the_place_of_what_may_still_be_writ
         objects.read([ObjectRange(name, 0, 5000, 0)])
     assert caught.value.in_doubt
     objects.staging[:4] = b"mine"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while bytes(before[:4992]) != CONTENT[:4992] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert bytes(before[:4992]) == CONTENT[:4992], "it was still under way"

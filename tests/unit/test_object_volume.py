@@ -358,7 +358,7 @@ def test_blocks_go_when_their_time_is_over_and_are_announced(seaweed: SeaweedSer
     told = Told()
     with store.case.opened(told) as volume:
         volume.put([block(1), block(2)])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while len(told.freed) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert {header.key for header in told.freed} == set(keys(1, 2))
@@ -393,7 +393,7 @@ def test_a_faulty_volume_of_objects_honours_their_time_to_live(seaweed: SeaweedS
     with VolumeCase(kind="faulty", options=options, endpoints=store.case.endpoints).opened(told) as volume:
         stored = {n for n in range(6) if volume.put([block(n)])[0].result is Result.STORED}
         assert stored
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not {header.key for header in told.freed} >= set(keys(*stored)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert {header.key for header in told.freed} >= set(keys(*stored))

@@ -54,7 +54,7 @@ def grant(owner: Rank, *numbers: int, deadline_s: float = 30.0) -> MutableNixlBl
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + 60
     while not true():
         assert time.monotonic() < until_s
         time.sleep(0.002)

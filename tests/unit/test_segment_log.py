@@ -36,7 +36,7 @@ def opened(folder: Path, *, read_only: bool = False) -> SegmentLog:
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
