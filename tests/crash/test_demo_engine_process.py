@@ -64,7 +64,7 @@ def test_the_engine_serves_commands_ignores_ctrl_c_and_stops_in_order(tmp_path: 
     process.send_signal(signal.SIGINT)
     assert _first_report_with_requests(process).requests > 0
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=150)
     assert err == b""
     assert process.returncode == 0
     last = msgspec.json.decode(out.splitlines()[-1], type=EngineReport)
@@ -112,7 +112,7 @@ def test_a_port_in_use_and_a_bad_trace_line_end_the_engine_with_one_sentence(tmp
 
 def _ends_with(folder: Path, sentence: str, *more: str) -> int:
     process = _start(folder, *more)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=150)
     lines = err.decode().splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("kvadvisor demo engine: ")

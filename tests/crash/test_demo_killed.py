@@ -82,7 +82,7 @@ def test_demo_killed_during_moves_loses_nothing_and_goes_on_from_what_it_left_un
         demo.wait_for_moves(1)
         children = demo.children()
         demo.process.send_signal(signal.SIGTERM)
-        assert demo.process.wait(60) == 0, demo.err
+        assert demo.process.wait(120) == 0, demo.err
         assert demo.err == ""
         assert not any(is_running(pid) for pid in children.values())
         assert "nothing lost, nothing doubled, nothing leaked" in demo.out

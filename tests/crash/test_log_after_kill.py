@@ -101,7 +101,7 @@ def test_killed_server_ends_the_writer_with_a_sentence_and_loses_nothing_acknowl
             assert child.stdout is not None
             lines = [child.stdout.readline() for _ in range(30)]
             server.stop()
-            rest, told = child.communicate(timeout=60)
+            rest, told = child.communicate(timeout=150)
         acknowledged = int([*lines, *rest.splitlines()][-1])
         assert told.splitlines()[-1].startswith("advisor.errors.LogError: cannot append to postgresql://")
         assert "the server cannot be reached or went away" in told.splitlines()[-1]

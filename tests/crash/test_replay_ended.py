@@ -38,5 +38,5 @@ def test_what_ends_a_replay_ends_its_processes(tmp_path: Path, how: signal.Signa
     else:
         replay.kill()
     # The pipe is at its end when nobody who inherited it is left.
-    replay.communicate(timeout=60.0)
+    replay.communicate(timeout=150)
     assert replay.returncode not in (0, None)

@@ -32,7 +32,7 @@ def test_a_stuck_plan_does_not_keep_the_service_from_its_end(tmp_path: Path) -> 
         (tmp_path / "stuck").touch()
         assert service.stdout.readline() == "stuck\n"
         service.send_signal(signal.SIGTERM)
-        _, errors = service.communicate(timeout=60)
+        _, errors = service.communicate(timeout=150)
     assert service.returncode == 1
     assert "in tick_or_never" in errors, "standard error says where it was stuck"
     log = SqlLog(tmp_path / "state" / "log.db", read_only=True)

@@ -48,7 +48,7 @@ block_bytes_max = 4096
             assert client.stat().agent == "faulty"
             with pytest.raises(AgentUnreachable), AgentClient(client.command_url, 1.0) as asking:
                 asking.compact("c", "slab")
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=150)
     assert process.returncode == 2
     assert "stopped at a fault of its own, scrubs-faulty: KeyError('a fault')" in said.splitlines()[-1]
     assert "thread ended by a fault" in said

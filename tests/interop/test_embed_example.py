@@ -40,7 +40,7 @@ def test_example_prints_the_blocks_of_a_vllm_publisher_in_ten_lines_until_ctrl_c
                         break
                 assert example.stdout.readline().split() == [f"{0xBEEF:032x}", "['engine/kv/dp0/GPU']"]
                 example.send_signal(signal.SIGINT)
-                _, errors = example.communicate(timeout=60)
+                _, errors = example.communicate(timeout=150)
             finally:
                 example.kill()
         assert (example.returncode, errors) == (0, "")
