@@ -18,7 +18,7 @@ from pathlib import Path
 
 PARENT, ADVISOR, ENGINE = "parent", "advisor", "engine"
 VICTIMS = (PARENT, ADVISOR, ENGINE)
-START_S_MAX = 90.0
+START_S_MAX = 150.0
 GONE_S_MAX = 60.0
 
 

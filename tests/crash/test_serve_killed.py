@@ -125,6 +125,7 @@ def test_whatever_was_acknowledged_before_a_kill_is_in_the_log(tmp_path: Path, u
 
 
 @pytest.mark.crash
+@pytest.mark.timeout(400)
 def test_full_disk_ends_the_service_with_a_sentence_and_with_room_it_goes_on(
     tmp_path: Path, urls: tuple[str, str]
 ) -> None:
@@ -137,6 +138,7 @@ def test_full_disk_ends_the_service_with_a_sentence_and_with_room_it_goes_on(
 
 
 @pytest.mark.crash
+@pytest.mark.timeout(400)
 def test_limit_on_file_size_ends_the_service_with_a_sentence_and_without_it_goes_on(
     tmp_path: Path, urls: tuple[str, str]
 ) -> None:

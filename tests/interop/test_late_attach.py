@@ -114,7 +114,7 @@ def test_resends_without_a_topic_are_the_live_producers(
     source = SourceSettings(name="vllm", url=events, resend_url=resends, dialect="vllm", topic=topic)
     engine.publish(700)
     with AdvisorService(AdvisorSettings(directory=tmp_path / "state", sources=(source,))) as service:
-        eventually(lambda: engine.resends_ended == 1, "the first resend, before any live message")
+        eventually(lambda: engine.resends_ended >= 1, "the first resend, before any live message")
         engine.wait_for_subscriber()
         engine.publish(100)
         eventually(lambda: len(service.fold.producers) > 0, "a producer")
