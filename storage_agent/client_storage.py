@@ -46,6 +46,8 @@ T = TypeVar("T")
 
 VOLUMES_S = 5.0
 """The agent is asked so often which volumes it has."""
+PROBE_S = 2.0
+"""An agent that did not answer is waited for so long the next time, before anything is asked of it."""
 _SEARCHES_MAX = 8
 """Times a get looks for blocks that move on whenever it does."""
 
@@ -108,12 +110,15 @@ class ClientStorage:
         self._commands = AgentClient(command_url, timeout_s, credentials)
         self._looking = AgentClient(command_url, timeout_s, credentials)
         """Never behind a command, which may take long."""
+        self._probing = AgentClient(command_url, min(timeout_s, PROBE_S), credentials)
         self._lock = threading.Lock()
         """Guards what follows. Held while the agent is asked for its volumes: who waits finds out as well."""
         self._reaches: dict[str, _Reach] = {}
         self._volumes: list[VolumeDescriptor] = []
         self._volumes_until_s = 0.0
         self._absent_until_s = 0.0
+        self._is_doubtful = False
+        """Whether it did not answer when it was last asked."""
         self._closed = False
 
     # Blocks
@@ -167,7 +172,7 @@ class ClientStorage:
                 reply = self._looking.ask(request, HoldingReply)
             except AgentUnreachable:
                 with self._lock:
-                    self._absent_until_s = time.monotonic() + ABSENT_S
+                    self._note_absent()
                 raise
             require_answers(len(reply.volumes), len(some))
             found += reply.volumes
@@ -225,8 +230,8 @@ class ClientStorage:
 
     def close(self) -> None:
         """Wait for the batches under way; the agent stays as it is. Idempotent."""
-        self._looking.close()
-        self._commands.close()
+        for client in (self._looking, self._probing, self._commands):
+            client.close()
         with self._lock:
             self._closed = True
             reaches, self._reaches = self._reaches, {}
@@ -326,7 +331,7 @@ class ClientStorage:
         try:
             return ask()
         except AgentUnreachable:
-            self._absent_until_s = time.monotonic() + ABSENT_S
+            self._note_absent()
             raise
 
     def _give_up(self, volume: str, reach: _Reach, error: StorageAgentError) -> None:
@@ -336,14 +341,23 @@ class ClientStorage:
                 return  # another thread was faster, and this one found it closed
             del self._reaches[volume]
             if isinstance(error, AgentUnreachable):
-                self._absent_until_s = time.monotonic() + ABSENT_S
+                self._note_absent()
         reach.close()
 
+    def _note_absent(self) -> None:
+        """Hold the lock."""
+        self._absent_until_s = time.monotonic() + ABSENT_S
+        self._is_doubtful = True
+
     def _require_present(self) -> None:
+        """Hold the lock. Raises `StorageAgentError`."""
         if self._closed:
             raise AgentUnreachable(f"the storage client of {self.command_url} is closed")
         if time.monotonic() < self._absent_until_s:
             raise AgentUnreachable(f"the agent at {self.command_url} did not answer; it is asked again soon")
+        if self._is_doubtful:
+            self._asking(self._probing.stat)
+            self._is_doubtful = False
 
 
 def _get(

@@ -105,6 +105,8 @@ class ZmqCommandCaller:
         self._url = url
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
+        self._ends: zmq.Socket[bytes] | None = None
+        """Tells when a connection of the socket has ended."""
         self._numbers = itertools.count()
         self._closed = False
 
@@ -113,9 +115,11 @@ class ZmqCommandCaller:
         number = next(self._numbers).to_bytes(8, "little")
         answer: bytes | None = None
         try:
-            socket = self._connect()
+            socket, ends = self._connect()
+            while ends.poll(0):  # of an agent before: this question goes to the one that runs now
+                ends.recv_multipart()
             socket.send_multipart([number, payload], zmq.NOBLOCK)
-            answer = self._wait_for(socket, number, timeout_s)
+            answer = self._wait_for(socket, ends, number, timeout_s)
         except zmq.ZMQError as error:
             reason = zmq.strerror(error.errno or 0)
             raise AgentUnreachable(f"agent at {self._url} cannot be asked: {reason}") from error
@@ -136,26 +140,39 @@ class ZmqCommandCaller:
         self._disconnect()
         self._context.term()
 
-    def _wait_for(self, socket: zmq.Socket[bytes], number: bytes, timeout_s: float) -> bytes | None:
+    def _wait_for(
+        self, socket: zmq.Socket[bytes], ends: zmq.Socket[bytes], number: bytes, timeout_s: float
+    ) -> bytes | None:
         deadline = time.monotonic() + timeout_s
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(ends, zmq.POLLIN)
         while (left_s := deadline - time.monotonic()) > 0:
             if self._closed:
                 raise AgentUnreachable(f"the client of {self._url} was closed while it waited")
-            if not socket.poll(min(int(left_s * 1000) + 1, _CLOSED_LOOK_MS)):
+            if not poller.poll(min(int(left_s * 1000) + 1, _CLOSED_LOOK_MS)):
                 continue
-            frames = socket.recv_multipart()
-            if len(frames) == 2 and frames[0] == number:
-                return frames[1]
+            if socket.poll(0):
+                frames = socket.recv_multipart()
+                if len(frames) == 2 and frames[0] == number:
+                    return frames[1]
+            else:  # whoever connects anew has not heard the question
+                raise AgentUnreachable(
+                    f"agent at {self._url} ended the connection and did not answer; check that it runs, then ask again"
+                )
         return None
 
-    def _connect(self) -> zmq.Socket[bytes]:
-        if self._socket is None:
+    def _connect(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        if self._socket is None or self._ends is None:
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.linger = 0
+            self._ends = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             self._socket.connect(self._url)
-        return self._socket
+        return self._socket, self._ends
 
     def _disconnect(self) -> None:
-        if self._socket is not None:
+        if self._socket is not None and self._ends is not None:
+            self._socket.disable_monitor()
+            self._ends.close(linger=0)
             self._socket.close(linger=0)
-            self._socket = None
+            self._socket = self._ends = None

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
 from event_plane.schema import Namespace
 from storage_agent import client_storage
@@ -286,3 +287,28 @@ def test_an_agent_that_does_not_answer_fails_the_blocks_with_the_reason_and_is_w
     assert "is closed" in closed.reason
     with pytest.raises(AgentUnreachable, match="is closed"):
         storage.stat()
+
+
+def test_an_agent_that_did_not_answer_is_waited_for_briefly_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_storage, "ABSENT_S", 0.0)
+    monkeypatch.setattr(client_storage, "PROBE_S", 0.2)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as frozen:
+        port = frozen.bind_to_random_port("tcp://127.0.0.1")
+        url = f"tcp://127.0.0.1:{port}"
+        with ClientStorage(url, timeout_s=600.0) as storage, ThreadPoolExecutor(1) as asking:
+            first = asking.submit(storage.put, "shared", [block(1)])
+            frozen.recv_multipart()
+            frozen.unbind(url)
+            frozen.close(linger=0)
+            assert "ended the connection" in first.result(60)[0].reason
+            with context.socket(zmq.ROUTER) as again:
+                again.bind(url)  # it hears all and answers nothing
+                assert "did not answer in 0.2 s" in storage.put("shared", [block(1)])[0].reason
+                assert "did not answer in 0.2 s" in storage.get([key(1)], [memoryview(bytearray(400))])[0].reason
+                again.unbind(url)
+            with served(tmp_path, url=url):
+                while results(storage.put("shared", [block(1)])) != [Result.STORED]:
+                    pass  # it has to connect within 0.2 s
+                assert get(storage, 1) == [(Result.HIT, "shared")]

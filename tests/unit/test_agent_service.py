@@ -69,6 +69,17 @@ def test_nobody_there_is_unreachable_and_names_the_address(free_port: int) -> No
         client.stat()
 
 
+def test_an_agent_that_ends_before_it_answers_is_unreachable_at_once() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as ending:
+        port = ending.bind_to_random_port("tcp://127.0.0.1")
+        with AgentClient(f"tcp://127.0.0.1:{port}", timeout_s=600.0) as client, ThreadPoolExecutor(1) as asking:
+            asked = asking.submit(client.stat)
+            ending.recv_multipart()
+            ending.close(linger=0)
+            with pytest.raises(AgentUnreachable, match=rf"127.0.0.1:{port} ended the connection and did not answer"):
+                asked.result(60)
+
+
 def test_an_address_that_is_none_is_unreachable() -> None:
     said = "tcp://no-port cannot be asked"
     with AgentClient("tcp://no-port", timeout_s=1.0) as client, pytest.raises(AgentUnreachable, match=said):
