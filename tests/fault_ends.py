@@ -211,12 +211,19 @@ class Advisor:
     """The service's intake, log and fold on a log in memory, with a gate that soon asks again."""
 
     def __init__(
-        self, url: str, resend_url: str | None, facts: SourceFacts, probe_interval_s: float = PROBE_INTERVAL_S
+        self,
+        url: str,
+        resend_url: str | None,
+        facts: SourceFacts,
+        probe_interval_s: float = PROBE_INTERVAL_S,
+        wait_s: float = 0.1,
     ) -> None:
+        """`wait_s`: for each resend; what does not come in a few times that is given up, also on a crowded machine."""
         self.log = MemoryLog()
         self.lock = Turnstile()
         self.fold = Fold(ArrayIndex(lock=self.lock))
-        gate = SequenceGate(resend_wait_us=100_000, snapshot_wait_us=300_000)
+        wait_us = round(wait_s * 1_000_000)
+        gate = SequenceGate(resend_wait_us=wait_us, snapshot_wait_us=3 * wait_us)
         self.intake = Intake([facts], gate)
         self.faults: list[BaseException] = []
         self._stopping = threading.Event()

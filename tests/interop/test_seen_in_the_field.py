@@ -66,7 +66,9 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
         lanes = stack.enter_context(closing(ZmqProxy((events, requests))))
         wire = stack.enter_context(closing(ByteProxy(lanes.events_port)))
         urls = (f"zmq+tcp://127.0.0.1:{port}" for port in (wire.port, lanes.requests_port))
-        advisor = stack.enter_context(closing(Advisor(*urls, SourceFacts("vllm", dialect="vllm"), probe_interval_s)))
+        advisor = stack.enter_context(
+            closing(Advisor(*urls, SourceFacts("vllm", dialect="vllm"), probe_interval_s, wait_s=2.0))
+        )
         attach(lanes, lambda: engine.publish(stored([FIRST])))
         opened = Scene(engine, lanes, wire, advisor)
         opened.until(FIRST)

@@ -60,8 +60,11 @@ SCRIPTS = st.builds(
 )
 
 
-def run(script: Script) -> Advisor:
-    """Play `script`, let the noise end and wait until the fold holds what the producer placed."""
+def run(script: Script, wait_s: float = 0.1) -> Advisor:
+    """Play `script`, let the noise end and wait until the fold holds what the producer placed.
+
+    `wait_s`: see `Advisor`; long where no request is lost, and nothing may be given up.
+    """
     with ExitStack() as stack:
         events, requests = free_ports(2)
         core = stack.enter_context(closing(Core(
@@ -71,7 +74,7 @@ def run(script: Script) -> Advisor:
         lanes = stack.enter_context(closing(ZmqProxy((events, requests))))
         wires = [stack.enter_context(closing(ByteProxy(port))) for port in (lanes.events_port, lanes.requests_port)]
         urls = [f"zmq+tcp://127.0.0.1:{wire.port}" for wire in wires]
-        advisor = stack.enter_context(closing(Advisor(urls[0], urls[1], SourceFacts("core"))))
+        advisor = stack.enter_context(closing(Advisor(urls[0], urls[1], SourceFacts("core"), wait_s=wait_s)))
         attach(lanes, lambda: core.store(1))
         lanes.disturb(live=script.live, requests=script.requests, replies=script.replies)
         for step in script.steps:
@@ -124,13 +127,14 @@ def test_after_the_noise_the_fold_holds_what_the_producer_placed(script: Script)
 
 
 def test_undisturbed_stream_needs_no_healing() -> None:
-    advisor = run(Script((PASSES,), (PASSES,), (PASSES,), (("store", 5), ("remove", 2), ("store", 5)), 64))
+    advisor = run(Script((PASSES,), (PASSES,), (PASSES,), (("store", 5), ("remove", 2), ("store", 5)), 64), wait_s=2.0)
     assert advisor.fold.producers[PRODUCER].gaps == 0
 
 
 def test_gap_older_than_the_buffer_is_healed_by_a_snapshot() -> None:
     steps: tuple[Step, ...] = (("store", 3),) * 12
-    advisor = run(Script((PASSES, PASSES, (), (), (), (), PASSES), (PASSES,), (PASSES,), steps, buffer_batches=1))
+    script = Script((PASSES, PASSES, (), (), (), (), PASSES), (PASSES,), (PASSES,), steps, buffer_batches=1)
+    advisor = run(script, wait_s=2.0)
     assert advisor.fold.producers[PRODUCER].gaps == 0
 
 
