@@ -38,8 +38,8 @@ EXAMPLE = "ExampleConnector, page cache"
 EXAMPLE_COLD = "ExampleConnector, disk"
 EXAMPLE_SLOW = "ExampleConnector, slow medium"
 WARM, HOST, FAST, SLOW = "the engine's own cache", "host", "fast volume", "slow volume"
-BESIDE = {HOST: EXAMPLE, FAST: EXAMPLE, SLOW: EXAMPLE_SLOW}
-"""Which way of ExampleConnector's each tier must beat: the fastest, except where the medium itself is slow."""
+BESIDE = {HOST: EXAMPLE, FAST: EXAMPLE_COLD, SLOW: EXAMPLE_SLOW}
+"""What each tier must beat: ExampleConnector with its files in memory, on the same disk, on as slow a medium."""
 NO_HITS = "throughput without hits, connector on / off"
 
 Seconds = dict[str, list[float]]
@@ -73,17 +73,17 @@ def tier_figures(python: Path, folder: Path, model: BenchModel, tokens: int) -> 
             _first_time(each, prompts)
         for prompt in prompts * ROUNDS:
             _time(seconds, RECOMPUTED, bare, prompt, cached=0)
-            _time(seconds, EXAMPLE, theirs, prompt)
-            _time(seconds, HOST, ours, prompt)
-            _time(seconds, WARM, ours, prompt, is_reset=False)
             _forget_cached(example_folder)
             _time(seconds, EXAMPLE_COLD, theirs, prompt)
-            _time(seconds, FAST, ours, prompt, is_host_empty=True)
+            _time(seconds, FAST, ours, prompt, volume="fast")
+            _time(seconds, EXAMPLE, theirs, prompt)
+            _time(seconds, HOST, ours, prompt, volume="")
+            _time(seconds, WARM, ours, prompt, is_reset=False)
         _move_all(ours, folder, prompts)
         theirs.ask("delay_files", seconds=SLOW_CALL_S)
         for prompt in prompts * ROUNDS:
             _time(seconds, EXAMPLE_SLOW, theirs, prompt)
-            _time(seconds, SLOW, ours, prompt, is_host_empty=True)
+            _time(seconds, SLOW, ours, prompt, volume="slow")
         throughput = _throughput(bare, ours)
     return [*_tiers(seconds), *tier_ratios(seconds), at_least(NO_HITS, throughput, "ratio", GOAL_THROUGHPUT)]
 
@@ -100,8 +100,8 @@ def quick_figures(python: Path, folder: Path, model: BenchModel, tokens: int) ->
         _first_time(ours, _prompts(tokens, seed=1))
         for prompt in _prompts(tokens, ROUNDS_QUICK):
             _time(seconds, RECOMPUTED, ours, prompt, cached=0)
-            _time(seconds, HOST, ours, prompt)
-            _time(seconds, FAST, ours, prompt, is_host_empty=True)
+            _time(seconds, FAST, ours, prompt, volume="fast")
+            _time(seconds, HOST, ours, prompt, volume="")
     return [*_tiers(seconds), *tier_ratios(seconds), at_least(NO_HITS, None, "ratio", GOAL_THROUGHPUT)]
 
 
@@ -151,17 +151,26 @@ def _time(
     *,
     cached: int | None = None,
     is_reset: bool = True,
-    is_host_empty: bool = False,
+    volume: str | None = None,
 ) -> None:
-    """One prompt's time to its first token. Raises `BenchError` unless it had as many tokens as it should."""
-    if is_host_empty:
+    """One prompt's time to its first token. `volume`: where our connector must have its blocks from; empty: the host.
+
+    Raises `BenchError` unless it had as many tokens as it should, and from there.
+    """
+    if volume:
         served.ask("settle")
-    if is_reset and not served.ask("reset", connector=is_host_empty):
+    if is_reset and not served.ask("reset", connector=bool(volume)):
         raise BenchError(f"{way}: the engine could not empty its cache, blocks of it are in use")
+    before = served.ask("loaded") if volume is not None else {}
     answer = served.ask("first_token", prompt=prompt)
     expected = loadable_tokens(prompt) if cached is None else cached
     if answer["cached"] != expected:
         raise BenchError(f"{way}: {answer['cached']} tokens were not computed, {expected} should not have been")
+    if volume is not None:
+        after = served.ask("loaded")
+        came = {name: after[name] - before.get(name, 0) for name in ("fast", "slow") if name in after}
+        if {name for name, blocks in came.items() if blocks} != ({volume} if volume else set()):
+            raise BenchError(f"{way}: blocks came from volumes as {came}, not from {volume or 'none'}")
     seconds.setdefault(way, []).append(answer["seconds"])
 
 
