@@ -49,7 +49,7 @@ class Rank:
         *,
         order: str = "NHD",
         layout: str = "fully_contiguous",
-        deadline_s: float = 10.0,
+        deadline_s: float = 30.0,
         blocks: int = 8,
         seals: int = 0,
         model_layers: int = LAYERS,
