@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,6 @@ import torch
 from event_plane.schema import DEPTH_UNKNOWN
 from kvbm_core.connectors.engine_blocks import hash_of_page
 from kvbm_core.connectors.sglang_pages import SETTINGS_KEY, PagesOnVolumes
-from kvbm_core.connectors.sglang_pool import PAGE_AXES
 from kvbm_core.errors import ConfigError, KvbmError
 from tests.contract.sglang_bench import (
     HEAD_DIM,
@@ -81,47 +77,6 @@ def test_pages_that_sglang_copies_itself_come_back(bench: Bench) -> None:
     assert alone is not None
     assert torch.equal(alone, pool.page(1))
     assert (backend.exists(keys[1]), backend.exists(page_keys(3)[2])) == (True, False)
-
-
-def test_sglangs_own_factory_and_host_pool_take_it(bench: Bench) -> None:
-    if find_spec("sglang") is None:
-        pytest.skip("sglang is not installed here: pools of its shapes stand for it")
-    for layout in PAGE_AXES:
-        _through_sglang(bench, layout)
-
-
-def _through_sglang(bench: Bench, layout: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what importing SGLang warns of is SGLang's
-        storage = import_module("sglang.srt.mem_cache.hicache_storage")
-        factory = import_module("sglang.srt.mem_cache.storage.backend_factory").StorageBackendFactory
-        page_hashes = import_module("sglang.srt.mem_cache.utils").get_hash_str
-        pools = import_module("sglang.srt.mem_cache.pool_host.mha")
-    ours = Pool(layout)
-    ours.fill(5)
-    pool = object.__new__(pools.MHATokenToKVPoolHost)  # its making asks for a GPU's pool
-    sizes = {"layer_num": LAYERS, "head_num": HEADS, "head_dim": HEAD_DIM, "dtype": torch.bfloat16, "device": "cpu"}
-    vars(pool).update(vars(ours), pin_memory=False, **sizes)
-    extra = {
-        "backend_name": "kvadvisor",
-        "module_path": "kvbm_core.connectors.sglang",
-        "class_name": "KvAdvisorHiCache",
-        SETTINGS_KEY: {"agent_url": bench.url, "volume": "fast"},
-    }
-    facts = vars(Facts(extra, model_name=layout)) | {"is_page_first_layout": layout == "page_first"}
-    backend = factory.create_backend("dynamic", storage.HiCacheStorageConfig(**facts), pool)
-    assert isinstance(backend, storage.HiCacheStorage)
-    backend.register_mem_pool_host(pool)
-    keys = page_hashes(list(range(3 * TOKENS)), None, page_size=TOKENS)
-    wanted = [pool.get_data_page(page * TOKENS).clone() for page in range(3)]
-    assert backend.batch_set_v1(keys, places(0, 1, 2), storage.HiCacheStorageExtraInfo([])) == [True] * 3
-    assert backend.batch_exists(keys) == 3
-    assert backend.batch_get_v1(keys, places(3, 4, 5)) == [True] * 3
-    read = backend.batch_get(keys, [pool.get_dummy_flat_data_page() for _ in keys])
-    for page in range(3):
-        assert torch.equal(pool.get_data_page((3 + page) * TOKENS), wanted[page])
-        assert torch.equal(read[page], wanted[page])
-    backend.close()
 
 
 def test_a_page_is_there_when_every_rank_has_put_its_part_and_another_number_of_ranks_reads_it(bench: Bench) -> None:
