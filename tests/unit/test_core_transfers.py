@@ -78,8 +78,11 @@ def test_a_load_that_hangs_is_a_miss_within_its_budget_and_its_blocks_are_kept_a
         computed = room.compute(wanted)
         assert all(room.is_right(block) for block in computed)
         release(computed)
-    until("the call does not end", lambda: room.manager.queues()[TransferPath.DISK_TO_DEVICE] == IDLE)
-    assert room.manager.occupancy().host.active == 0
+    until(
+        "the call does not end",
+        lambda: room.manager.queues()[TransferPath.DISK_TO_DEVICE] == IDLE
+        and room.manager.occupancy().host.active == 0,
+    )
     # It ended well, if late: the blocks are verified and registered, for whoever asks next.
     assert all(room.host_pool.has(identity.key) for identity in wanted)
     assert all(room.is_right(block) for block in room.manager.match(wanted))
