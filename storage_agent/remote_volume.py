@@ -105,6 +105,8 @@ class RemoteVolume:
         """Never behind a batch of blocks, so that a stat is answered while the owner does not move bytes."""
         self._turn = FifoLock()
         self._absent_until_s = 0.0
+        self._is_doubtful = False
+        """Whether it did not answer when it was last asked."""
         self._degraded = ""
         self._corrupt_total = 0
         self.retired_total = 0
@@ -382,7 +384,7 @@ class RemoteVolume:
         try:
             stat = self._looking.stat()
         except AgentUnreachable:
-            self._absent_until_s = time.monotonic() + ABSENT_S
+            self._note_absent()
             raise
         for found in stat.volumes:
             if found.descriptor.id == self._volume:
@@ -392,14 +394,22 @@ class RemoteVolume:
     @contextmanager
     def _owner(self) -> Iterator[AgentClient]:
         """To ask something, one after another. Raises `CommandRefused`, and `AgentUnreachable`: at once where it was so
-        a moment ago, for those that waited behind who found out as well."""
+        a moment ago, for those that waited behind who found out as well; after that within `STAT_S`, until it answers.
+        """
         with self._turn:
             self._require_present()
+            if self._is_doubtful:
+                self._owner_stat()
+                self._is_doubtful = False
             try:
                 yield self._agent
             except AgentUnreachable:
-                self._absent_until_s = time.monotonic() + ABSENT_S
+                self._note_absent()
                 raise
+
+    def _note_absent(self) -> None:
+        self._absent_until_s = time.monotonic() + ABSENT_S
+        self._is_doubtful = True
 
     def _require_present(self) -> None:
         if time.monotonic() < self._absent_until_s:

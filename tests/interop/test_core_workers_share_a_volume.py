@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from event_plane.schema import Namespace
-from storage_agent import client_storage
+from storage_agent import client_storage, remote_volume
 from storage_agent.agent import StorageAgent
 from storage_agent.client_storage import ClientStorage
 from storage_agent.descriptor import VolumeDescriptor
@@ -312,3 +312,20 @@ def test_an_agent_that_did_not_answer_is_waited_for_briefly_until_it_does(
                 while results(storage.put("shared", [block(1)])) != [Result.STORED]:
                     pass  # it has to connect within 0.2 s
                 assert get(storage, 1) == [(Result.HIT, "shared")]
+
+
+def test_of_a_lent_volume_an_agent_that_did_not_answer_is_waited_for_briefly_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_volume, "ABSENT_S", 0.0)
+    monkeypatch.setattr(remote_volume, "STAT_S", 0.5)
+    memory = VolumeDescriptor(id="ram", kind="memory", capacity_blocks=4, block_bytes_max=core_worker.BLOCK_BYTES)
+    (port,) = free_ports(1)
+    url = f"tcp://127.0.0.1:{port}"
+    with ClientStorage(url, timeout_s=1.5) as storage, zmq.Context() as context, context.socket(zmq.ROUTER) as frozen:
+        with served(tmp_path, memory, url=url):
+            while results(storage.put("ram", [block(1)])) not in ([Result.STORED], [Result.PRESENT]):
+                pass  # it has to answer within 0.5 s
+        frozen.bind(url)
+        assert "did not answer in 1.5 s" in storage.put("ram", [block(2)])[0].reason
+        assert "did not answer in 0.5 s" in storage.put("ram", [block(2)])[0].reason
