@@ -74,4 +74,6 @@ def loop_device(image: Path) -> Iterator[Path]:
     try:
         yield device
     finally:
+        # A device that a test left read-only would be so for whoever gets it next.
+        subprocess.run(["blockdev", "--setrw", device], check=True)
         subprocess.run(["losetup", "--detach", device], check=True)

@@ -50,11 +50,15 @@ def fails(watched: Watched, number: int, *reasons: str) -> None:
 def is_let_go(watched: Watched, *reasons: str) -> None:
     """After a while: it could not be opened again, and nobody believes that there is anything."""
 
-    def is_said() -> bool:  # now and then it is being opened, which is said instead
-        stat = watched.stat()
-        return stat.mode == "absent" and any(reason in stat.degraded for reason in reasons)
+    said: list[str] = []
 
-    wait_for(is_said)
+    def is_absent() -> bool:
+        stat = watched.stat()
+        said.append(stat.degraded)
+        return stat.mode == "absent" and "is being opened" not in stat.degraded
+
+    wait_for(is_absent)
+    assert any(reason in said[-1] for reason in reasons), said[-1]
     assert watched.told() == set()
 
 
