@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import structlog
 
@@ -27,6 +28,13 @@ _MOVED = frozenset({Result.STORED, Result.PARTIAL, Result.HIT})
 
 Moved = Callable[[str, int, int, float], None]
 """Told of each batch that moved anything: `put` or `get`, blocks and bytes that were moved, seconds that it took."""
+
+
+def log_fault(moved: Future[None]) -> None:
+    """Called when a move in a thread of its own is over, which nobody waits for: a fault in it is not lost."""
+    fault = None if moved.cancelled() else moved.exception()
+    if fault is not None:
+        _log.error("a move of engine blocks ended by a fault: their engine computes them", exc_info=fault)
 
 
 class _Tally:

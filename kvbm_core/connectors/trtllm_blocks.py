@@ -19,7 +19,7 @@ import torch
 from kvbm_core.config import KvbmConfig
 from kvbm_core.connectors.agent_place import AgentPlace, read_place
 from kvbm_core.connectors.engine_blocks import WorkersPart
-from kvbm_core.connectors.engine_store import EngineStore
+from kvbm_core.connectors.engine_store import EngineStore, log_fault
 from kvbm_core.connectors.trtllm_plan import Save, TrtllmPlan
 from kvbm_core.errors import ConfigError, EngineSupportError
 from kvbm_core.sequence import TokenBlockSequence
@@ -186,7 +186,7 @@ class TrtllmWorker:
             finally:
                 self._waiting.release()
 
-        self._saving.submit(put)
+        self._saving.submit(put).add_done_callback(log_fault)
 
     def get_finished(
         self, finished_gen_req_ids: list[int], started_loading_req_ids: list[int]

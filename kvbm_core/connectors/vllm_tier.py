@@ -31,7 +31,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from event_plane.schema import Namespace
 from kvbm_core.connectors.agent_place import AgentPlace, read_place
 from kvbm_core.connectors.engine_blocks import EngineBlocks, WorkersPart, hash_of_digest
-from kvbm_core.connectors.engine_store import EngineStore
+from kvbm_core.connectors.engine_store import EngineStore, log_fault
 from kvbm_core.identity import BlockIdentity
 from storage_agent.client_storage import ClientStorage
 from storage_agent.port import BlockKey
@@ -173,6 +173,7 @@ class KvAdvisorTier(SecondaryTierManager):  # type: ignore[misc]
                 )
 
         self._under_way[job_id] = executor.submit(run)
+        self._under_way[job_id].add_done_callback(log_fault)
 
     def _places(self, job: TransferJob) -> list[memoryview]:
         size = self.block_size_bytes
