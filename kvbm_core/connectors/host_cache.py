@@ -200,7 +200,7 @@ class HostCache:
     # The worker's
 
     def begin_load(self, loads: Sequence[Load]) -> None:
-        """Begin to copy; blocks that are not what they were when they came are left out."""
+        """Begin to copy, and to look whether blocks are what they were when they came."""
         self._loads.begin(loads)
 
     def wait_layer(self, layer: int) -> None:

@@ -1,4 +1,8 @@
-"""Copies of host blocks into the engine's, in a thread of their own; each block is checked before it is copied."""
+"""Copies of host blocks into the engine's, in a thread of their own; another checks the blocks meanwhile.
+
+A block that is wrong is copied too, and told when its load ends: the engine computes it again, and nobody but its
+request has it until then.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +23,26 @@ _log = structlog.get_logger()
 class EndedLoad(NamedTuple):
     load: Load
     wrong: frozenset[int]
-    """The engine's blocks that were not written, since the host's bytes were not what they were when they came."""
+    """The engine's blocks that got bytes which are not what they were when they came to the host."""
     failed: frozenset[int]
     """Those, and those of which the device did not take a copy."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Loads that are copied together: futures of the check and of each layer after it."""
+    """Loads that are copied together: pairs of a host's and an engine's block."""
 
     loads: tuple[Load, ...]
-    good: list[tuple[int, int]] = field(default_factory=list)
+    pairs: list[tuple[int, int]]
     wrong: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-    parts: list[concurrent.futures.Future[None]] = field(default_factory=list)
+    refused: set[int] = field(default_factory=set)
+    """The engine's blocks of which the device did not take a copy."""
+    layers: list[concurrent.futures.Future[None]] = field(default_factory=list)
+    beside: list[concurrent.futures.Future[None]] = field(default_factory=list)
+
+    @property
+    def parts(self) -> list[concurrent.futures.Future[None]]:
+        return [*self.beside, *self.layers]
 
 
 class HostLoads:
@@ -46,12 +56,13 @@ class HostLoads:
         mode: LoadMode,
     ) -> None:
         """`host` and `layers`: a tensor `[blocks, ...]` for each layer, of one shape a block. `right(places)`: which of
-        the host's blocks may be copied."""
+        the host's blocks are what they should be."""
         self._host = host
         self._layers = layers
         self._right = right
         self._mode = mode
         self._copying = concurrent.futures.ThreadPoolExecutor(1, "kvbm-connector-load")
+        self._checking = concurrent.futures.ThreadPoolExecutor(1, "kvbm-connector-load-check")
         self._batches: list[_Batch] = []
 
     def begin(self, loads: Sequence[Load]) -> None:
@@ -60,16 +71,17 @@ class HostLoads:
             return
         ready = recorded(self._layers[0])  # an earlier step may still read what was in these blocks
         for together in [tuple(loads)] if self._mode is LoadMode.LAYERWISE else [(load,) for load in loads]:
-            batch = _Batch(together)
-            batch.parts.append(self._copying.submit(self._check, batch, ready))
-            batch.parts += [self._copying.submit(self._copy, batch, layer) for layer in range(len(self._layers))]
+            pairs = [pair for load in together for pair in zip(load.host_blocks, load.engine_blocks, strict=True)]
+            batch = _Batch(together, pairs)
+            batch.beside = [self._checking.submit(self._check, batch), self._copying.submit(ready)]
+            batch.layers = [self._copying.submit(self._copy, batch, layer) for layer in range(len(self._layers))]
             self._batches.append(batch)
 
     def wait_layer(self, layer: int) -> None:
         """Until a layer of everything that this step waits for is there."""
         if self._mode is LoadMode.LAYERWISE:
             for batch in self._batches:
-                batch.parts[layer + 1].result()
+                batch.layers[layer].result()
 
     def ended(self, wait_s: float = 0.0) -> list[EndedLoad]:
         """Loads that are over, each once; waits so long for the next, and for all of them where they are layerwise."""
@@ -82,36 +94,29 @@ class HostLoads:
             batch = self._batches.pop(0)
             for part in batch.parts:
                 part.result()
-            found += [
-                EndedLoad(load, frozenset(batch.wrong & blocks), frozenset(batch.failed & blocks))
-                for load, blocks in ((load, set(load.engine_blocks)) for load in batch.loads)
-            ]
+            for load in batch.loads:
+                wrong = batch.wrong.intersection(load.engine_blocks)
+                refused = batch.refused.intersection(load.engine_blocks)
+                found.append(EndedLoad(load, frozenset(wrong), frozenset(wrong | refused)))
         return found
 
     def close(self) -> None:
         """What has not begun is left. Idempotent."""
-        self._copying.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._copying, self._checking):
+            threads.shutdown(wait=True, cancel_futures=True)
 
-    def _check(self, batch: _Batch, ready: Callable[[], None]) -> None:
-        ready()
-        pairs = [pair for load in batch.loads for pair in zip(load.host_blocks, load.engine_blocks, strict=True)]
-        for pair, is_right in zip(pairs, self._right([host for host, _ in pairs]), strict=True):
-            if is_right:
-                batch.good.append(pair)
-            else:
-                batch.wrong.add(pair[1])
-        batch.failed |= batch.wrong
+    def _check(self, batch: _Batch) -> None:
+        right = self._right([host for host, _ in batch.pairs])
+        batch.wrong.update(engine for (_, engine), is_right in zip(batch.pairs, right, strict=True) if not is_right)
 
     def _copy(self, batch: _Batch, layer: int) -> None:
-        to = self._layers[layer]
+        host, engine = [pair[0] for pair in batch.pairs], [pair[1] for pair in batch.pairs]
         try:
-            copy_tensors(self._host[layer], [host for host, _ in batch.good], to, [engine for _, engine in batch.good])
-            recorded(to)()
+            copy_tensors(self._host[layer], host, self._layers[layer], engine)
+            recorded(self._layers[layer])()
         except RuntimeError as error:  # what torch raises when a device fails
-            _log.warning(
-                "blocks could not be copied to the engine", layer=layer, blocks=len(batch.good), reason=str(error)
-            )
-            batch.failed.update(engine for _, engine in batch.good)
+            _log.warning("blocks could not be copied to the engine", layer=layer, blocks=len(host), reason=str(error))
+            batch.refused.update(engine)
 
 
 def recorded(tensor: torch.Tensor) -> Callable[[], None]:

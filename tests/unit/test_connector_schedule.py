@@ -196,7 +196,7 @@ def test_a_block_of_the_host_that_changed_is_not_promised_where_a_step_would_wai
     assert engine.holds([1, 2, 3], [11, 12, 13])
 
 
-def test_a_block_of_the_host_that_changed_is_reported_and_not_loaded(engine: Engine) -> None:
+def test_a_block_of_the_host_that_changed_is_reported(engine: Engine) -> None:
     engine.serve("a", [1, 2, 3], [0, 1, 2])
 
     assert engine.ask_patiently("b", [1, 2, 3]) == 3
@@ -214,7 +214,7 @@ def test_a_block_of_the_host_that_changed_is_reported_and_not_loaded(engine: Eng
     assert engine.holds([1, 2, 3], [11, 12, 13])
 
 
-def test_a_block_that_changed_after_it_came_from_a_volume_is_not_loaded(engine: Engine) -> None:
+def test_a_block_that_changed_after_it_came_from_a_volume_is_reported(engine: Engine) -> None:
     engine.serve("a", [1], [0])
     engine.schedule.reset()
     assert engine.ask_patiently("b", [1]) == 1
