@@ -6,6 +6,7 @@ import bisect
 import itertools
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from advisor.log_folder import sync_folder
 from advisor.segment_files import RAW_SUFFIX, SEALED_SUFFIX, read_index
 
 LANDMARK_BYTES = 1 << 20
+LOOKS_MAX = 5
 
 
 @dataclass(slots=True, eq=False)
@@ -88,11 +90,17 @@ class Shelf:
     def relist(self) -> None:
         """Take what is in the folder. Raises `LogError`."""
         try:
-            segments = listed(self.folder)
+            segments = self._looked()
         except OSError as error:
             raise os_fault(self.folder, "read", error) from error
         with self._lock:
             self._segments = segments
+
+    def _looked(self) -> list[Segment]:
+        for _ in range(LOOKS_MAX - 1):
+            with suppress(FileNotFoundError):  # another process sealed or dropped one since its name was read
+                return listed(self.folder)
+        return listed(self.folder)
 
     def segments(self) -> list[Segment]:
         """A copy of the list; of the segments only `path` and `stored_bytes` change."""

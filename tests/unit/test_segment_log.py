@@ -20,7 +20,7 @@ from advisor.segment_files import READ_BYTES, SegmentDamaged
 from advisor.segment_format import HEAD, META
 from advisor.segment_keeper import Keeper
 from advisor.segment_log import SegmentLog
-from advisor.segment_shelf import Shelf, raw_path
+from advisor.segment_shelf import Segment, Shelf, raw_path
 from tests.disks import disk_of, file_size_limit
 
 SEGMENT_BYTES = 8_192
@@ -296,6 +296,25 @@ def test_segment_dropped_while_it_is_sealed_leaves_neither_form(
     assert shelf.seal(shelf.segments()[0], temporary)
 
     assert left == [[raw_path(tmp_path, 5).name]]
+
+
+def test_segment_sealed_between_the_look_at_its_name_and_its_size_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in (1, 5):
+        raw_path(tmp_path, first).write_bytes(b"raw")
+
+    def seal_meanwhile(first: int, path: Path, last: int | None) -> Segment:
+        monkeypatch.undo()
+        path.rename(path.with_suffix(".kvz"))
+        return Segment(first, path, last)
+
+    monkeypatch.setattr("advisor.segment_shelf.Segment", seal_meanwhile)
+    shelf = Shelf(tmp_path)
+
+    shelf.relist()
+
+    assert [(s.first, s.last, s.path.suffix) for s in shelf.segments()] == [(1, 4, ".kvz"), (5, None, ".seg")]
 
 
 def test_reader_of_another_process_goes_on_over_segments_sealed_meanwhile(tmp_path: Path) -> None:
