@@ -311,24 +311,38 @@ class SegmentLog:
 
     def _follow(self) -> None:
         """Move the tail of a log that another process may be writing to."""
-        segments = self._listed()
-        if not segments:
+        opened = self._open_newest()
+        if opened is None:
             return
-        newest = segments[-1]
-        if newest.last is not None:
-            self._tail = _Tail(newest, 0, newest.last)
-            return
+        newest, descriptor = opened
         known = self._tail.segment is not None and self._tail.segment.first == newest.first
         start = self._tail if known else _Tail(newest, 0, newest.first - 1)
-        try:
-            _, descriptor = self._shelf.open(newest)
-        except OSError as error:
-            raise os_fault(newest.path, "read", error) from error
         try:
             for _ in self._followed(newest, descriptor, start):
                 pass
         finally:
             os.close(descriptor)
+
+    def _open_newest(self) -> tuple[Segment, int] | None:
+        """The segment that is written to, and a descriptor. None where there is none: the last one's end is the tail.
+
+        Raises `LogError`.
+        """
+        for attempts_left in reversed(range(ATTEMPTS)):
+            segments = self._listed()
+            if not segments:
+                return None
+            newest = segments[-1]
+            if newest.last is not None:
+                self._tail = _Tail(newest, 0, newest.last)
+                return None
+            try:
+                return newest, self._shelf.open(newest)[1]
+            except OSError as error:
+                # A full one that another process has sealed since we listed the folder is no fault.
+                if not (attempts_left and isinstance(error, FileNotFoundError)):
+                    raise os_fault(newest.path, "read", error) from error
+        return None
 
     def _followed(self, segment: Segment, descriptor: int, start: _Tail) -> Iterator[list[LogEntry]]:
         """The whole appends after `start`, with the tail moved past each.

@@ -334,6 +334,29 @@ def test_reader_of_another_process_goes_on_over_segments_sealed_meanwhile(tmp_pa
     assert [entry.position for entry in reading] == list(range(2, 31))
 
 
+def test_reader_follows_when_the_newest_segment_is_sealed_before_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened(tmp_path)
+    fill(log, 3)
+    reader = opened(tmp_path, read_only=True)
+    open_segment, sealed_meanwhile = Shelf.open, list[Segment]()
+
+    def open_after_it_went(shelf: Shelf, segment: Segment) -> tuple[Path, int]:
+        monkeypatch.undo()
+        fill(log, 30, first=3)
+        eventually(lambda: not segment.path.exists(), "the first one sealed")
+        sealed_meanwhile.append(segment)
+        return open_segment(shelf, segment)
+
+    monkeypatch.setattr(Shelf, "open", open_after_it_went)
+
+    assert reader.last_position() == log.last_position()
+
+    assert len(sealed_meanwhile) == 1
+    log.close()
+
+
 def test_write_that_is_cut_short_leaves_nothing_of_the_append(tmp_path: Path) -> None:
     log = opened(tmp_path)
     fill(log, 3)
