@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from kvbm_core.errors import ConfigError
@@ -32,4 +34,6 @@ def read_place(found: object, where: str) -> AgentPlace:
         ) from error
     if not place.agent_url or not place.volume:
         raise ConfigError(f"{where}: agent_url is {place.agent_url!r}, volume {place.volume!r}; name both")
+    if not 0 < place.timeout_s < inf:
+        raise ConfigError(f"{where}: timeout_s is {place.timeout_s}; wait some seconds for each answer, 30 by default")
     return place
