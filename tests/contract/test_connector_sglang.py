@@ -173,7 +173,7 @@ def test_what_cannot_be_configured_is_refused_with_the_remedy() -> None:
         PagesOnVolumes(Facts({SETTINGS_KEY: {"volume": "fast"}}))
     with pytest.raises(ConfigError, match="agent_url is '', volume 'fast'; name both"):
         PagesOnVolumes(Facts({SETTINGS_KEY: {"agent_url": "", "volume": "fast"}}))
-    with pytest.raises(ConfigError, match="timeout_s is 0.0; wait some seconds"):
+    with pytest.raises(ConfigError, match=r"timeout_s is 0\.0; wait some seconds"):
         PagesOnVolumes(Facts({SETTINGS_KEY: {"agent_url": "tcp://127.0.0.1:1", "volume": "fast", "timeout_s": 0}}))
     backend = PagesOnVolumes(Facts({SETTINGS_KEY: {"agent_url": "tcp://127.0.0.1:1", "volume": "fast"}}))
     with pytest.raises(KvbmError, match="call register_mem_pool_host first"):
