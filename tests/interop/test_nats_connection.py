@@ -51,7 +51,7 @@ def opened() -> Iterator[ExitStack]:
 @pytest.fixture
 def publish(opened: ExitStack, server: NatsServer) -> Callable[..., BatchPublisher]:
     return lambda subject="kv", **options: opened.enter_context(
-        closing(open_publisher(server.url(subject), **{"producer": 7, "epoch": 3, **options}))
+        closing(open_publisher(server.url(subject), **{"producer": 7, "epoch": 3, "heartbeat_s": 0, **options}))
     )
 
 

@@ -57,7 +57,7 @@ def open_socket(opened: ExitStack) -> OpenSocket:
 def publisher(opened: ExitStack) -> ZmqPublisher:
     any_port = "zmq+tcp://127.0.0.1:0"
     return opened.enter_context(
-        closing(ZmqPublisher(any_port, any_port, producer=1, epoch=2, flush_events=1, topic=b"kv@host"))
+        closing(ZmqPublisher(any_port, any_port, producer=1, epoch=2, flush_events=1, topic=b"kv@host", heartbeat_s=0))
     )
 
 

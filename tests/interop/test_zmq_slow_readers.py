@@ -42,9 +42,15 @@ def opened() -> Iterator[ExitStack]:
         yield stack
 
 
+def publish(opened: ExitStack) -> ZmqPublisher:
+    """A publisher that sends no heartbeats, which would fill queues, too."""
+    made = ZmqPublisher(ANY_PORT, ANY_PORT, producer=7, epoch=3, flush_events=1, heartbeat_s=0)
+    return opened.enter_context(closing(made))
+
+
 @pytest.fixture
 def publisher(opened: ExitStack) -> ZmqPublisher:
-    return opened.enter_context(closing(ZmqPublisher(ANY_PORT, ANY_PORT, producer=7, epoch=3, flush_events=1)))
+    return publish(opened)
 
 
 def subscribe(opened: ExitStack, publisher: ZmqPublisher, **options: object) -> ZmqSubscriber:
@@ -56,7 +62,7 @@ def test_batches_that_a_slow_reader_misses_are_counted_and_nobody_else_misses_th
     opened: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("event_plane.zmq_transport._PUB_QUEUE", 32)
-    publisher = opened.enter_context(closing(ZmqPublisher(ANY_PORT, ANY_PORT, producer=7, epoch=3, flush_events=1)))
+    publisher = publish(opened)
     context = opened.enter_context(zmq.Context())
     slow = opened.enter_context(context.socket(zmq.SUB))
     slow.setsockopt(zmq.LINGER, 0)
@@ -116,7 +122,7 @@ def test_dropping_subscriber_holds_no_publisher_back(publisher: ZmqPublisher, op
 def test_more_resends_than_are_served_at_a_time_are_refused(opened: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("event_plane.zmq_transport._ROUTER_QUEUE", 2)
     monkeypatch.setattr("event_plane.publishing._RESENDS_MAX", 3)
-    publisher = opened.enter_context(closing(ZmqPublisher(ANY_PORT, ANY_PORT, producer=7, epoch=3, flush_events=1)))
+    publisher = publish(opened)
     for block in range(60):
         publisher.publish(large(block), flush=True)
     context = opened.enter_context(zmq.Context())
