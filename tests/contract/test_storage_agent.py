@@ -74,7 +74,9 @@ class Life:
     def __init__(self, folder: Path, plane: str, epoch: int) -> None:
         self.folder = folder
         self.subscriber = open_subscriber("agent", plane)
-        self.publisher = open_publisher(plane, producer=producer_id("agent-1"), epoch=epoch, flush_interval_s=60.0)
+        self.publisher = open_publisher(
+            plane, producer=producer_id("agent-1"), epoch=epoch, flush_interval_s=60.0, heartbeat_s=0
+        )
         self.agent = StorageAgent("agent-1", publisher=self.publisher, allowed_roots=[folder])
         self.batches: list[Batch] = []
         self.agent.register_volumes(
