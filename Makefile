@@ -57,6 +57,7 @@ vllm-env: ## Make .venv-vllm, with vLLM's CPU build and this project; 4 GB and s
 
 test-vllm: ## Run the tests with a real vLLM, in the environment that vllm-env made; takes ten minutes.
 	@test -x .venv-vllm/bin/python || { echo "There is no .venv-vllm: run make vllm-env first."; exit 1; }
+	@test .venv-vllm/made -nt pyproject.toml || { echo "pyproject.toml is newer than .venv-vllm: run make vllm-env again, which adds what is missing."; exit 1; }
 	.venv-vllm/bin/python -m pytest tests/vllm $(ARGS)
 
 clean: ## Remove .venv and everything built.

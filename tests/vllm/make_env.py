@@ -42,6 +42,7 @@ def main(folder: Path) -> None:
     say("compiling the kernels")
     subprocess.run([python, "-m", "advisor.cli", "warm"], check=True)
     subprocess.run([python, "-c", "import vllm; print('done: vLLM', vllm.__version__)"], check=True)
+    (folder / "made").touch()
 
 
 def keep_compiled_code_apart(python: Path, cache: Path) -> None:
