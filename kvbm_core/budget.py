@@ -148,9 +148,9 @@ def _rate(config: KvbmConfig, name: str, tier: TierVolumes) -> Iterator[Refusal]
         f"{name}.rate_bytes_s = {tier.rate_bytes_s:.0f} with latency_ms = {tier.latency_ms:g} needs {blocks} blocks "
         f"of {config.block_bytes} bytes under way"
     )
-    staging = "host_blocks" if config.host_blocks else "staging_blocks"
-    if getattr(config, staging) < blocks:
-        yield Refusal(staging, getattr(config, staging), "at least", blocks, reason)
+    near = "host_blocks" if config.host_blocks else "device_blocks" if config.is_device_put_whole else "staging_blocks"
+    if getattr(config, near) < blocks:
+        yield Refusal(near, getattr(config, near), "at least", blocks, reason)
     for path in config.paths_of(name):
         concurrency = config.limits_of(path).concurrency
         if concurrency * config.transfer_blocks < blocks:

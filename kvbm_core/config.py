@@ -245,9 +245,19 @@ class KvbmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def staging_pool_layout(self) -> FullyContiguousLayout | None:
-        """Of the buffer between volumes and device; None where the host tier is, or there are no volumes."""
-        needed = not self.host_blocks and (self.disk is not None or self.remote is not None)
+        """Of the buffer between volumes and device; None where none is needed, or there are no volumes."""
+        needed = not self.host_blocks and not self.is_device_put_whole
+        needed = needed and (self.disk is not None or self.remote is not None)
         return self._contiguous(self.staging_blocks) if needed else None
+
+    @property
+    def is_device_put_whole(self) -> bool:
+        """Whether the device pool is host memory in which blocks lie as they do on volumes: no buffer is between."""
+        return (
+            self.device_memory == "host"
+            and self.device_layout == "fully_contiguous"
+            and self.host_order in (None, self.device_order)
+        )
 
     @cached_property
     def block_layout(self) -> BlockLayout:

@@ -11,6 +11,7 @@ from kvbm_core.block import PRIORITY_DEFAULT, ImmutableBlock
 from kvbm_core.copies import copy_blocks
 from kvbm_core.errors import PoolExhaustedError
 from kvbm_core.paths import TransferPath
+from kvbm_core.pool import BlockPool
 from kvbm_core.tier_pool import TierPool
 from kvbm_core.transfer import BlockOutcome, BlockTransfer
 from kvbm_core.verification import BlockSums
@@ -40,11 +41,12 @@ class Copier:
 
         One outcome each, in order. A target that was not written well comes back in it.
         """
-        no_room = self._give_targets(batch)
+        no_room = give_targets(batch, self.target.pool)
         moving = [transfer for transfer in batch if transfer.target is not None]
         failure = self._copy(moving)
         right = [] if failure else self.right(moving)
-        registered = iter(self.register([each for each, is_right in zip(moving, right, strict=False) if is_right]))
+        good = [each for each, is_right in zip(moving, right, strict=False) if is_right]
+        registered = iter(register_targets(good, self.target.pool))
         verdicts = iter(right)
         outcomes = []
         for transfer in batch:
@@ -79,25 +81,6 @@ class Copier:
             return [self._failed(transfer, COPY_FAILED, failure) for transfer in batch]
         return [BlockOutcome(transfer.identity) for transfer in batch]
 
-    def _give_targets(self, batch: Sequence[BlockTransfer]) -> str:
-        """A place for each transfer that brought none, the first ones where not all find room; why, if so."""
-        without = [transfer for transfer in batch if transfer.target is None]
-        no_room = ""
-        for wanted in (len(without), self._room(len(without))):
-            try:
-                places = self.target.pool.allocate(wanted).blocks
-            except PoolExhaustedError as error:
-                no_room = str(error)
-                continue
-            for transfer, place in zip(without, places, strict=False):
-                transfer.target = place
-            break
-        return no_room
-
-    def _room(self, wanted: int) -> int:
-        occupancy = self.target.pool.occupancy()
-        return min(wanted, occupancy.inactive + occupancy.reset)
-
     def _copy(self, batch: Sequence[BlockTransfer], layer: int | None = None) -> str:
         """Empty, or why nothing was copied."""
         if not batch:
@@ -120,19 +103,40 @@ class Copier:
         self._accounts.moved(self.path, blocks, len(batch) * block_bytes, seconds)
         return ""
 
-    def register(self, batch: Sequence[BlockTransfer]) -> list[ImmutableBlock]:
-        """Guards of the targets, each with its source's priority; the targets' guards end."""
-        pool = self.target.pool
-        targets = [transfer.target for transfer in batch if transfer.target is not None]
-        completed = pool.complete_many(targets, [transfer.identity for transfer in batch])
-        registered = []
-        for priority, group in groupby(zip(map(_priority, batch), completed, strict=True), key=lambda pair: pair[0]):
-            registered += pool.register_many([block for _, block in group], copied=True, priority=priority)
-        return registered
-
     def _failed(self, transfer: BlockTransfer, reason: str, detail: str) -> BlockOutcome:
         self._accounts.failed(self.path, reason)
         return BlockOutcome(transfer.identity, reason=reason, detail=detail, unused=transfer.target)
+
+
+def give_targets(batch: Sequence[BlockTransfer], pool: BlockPool) -> str:
+    """A place for each transfer that brought none, the first ones where not all find room; why, if so."""
+    without = [transfer for transfer in batch if transfer.target is None]
+    no_room = ""
+    for wanted in (len(without), _room(pool, len(without))):
+        try:
+            places = pool.allocate(wanted).blocks
+        except PoolExhaustedError as error:
+            no_room = str(error)
+            continue
+        for transfer, place in zip(without, places, strict=False):
+            transfer.target = place
+        break
+    return no_room
+
+
+def register_targets(batch: Sequence[BlockTransfer], pool: BlockPool) -> list[ImmutableBlock]:
+    """Guards of the targets, each with its source's priority; the targets' guards end."""
+    targets = [transfer.target for transfer in batch if transfer.target is not None]
+    completed = pool.complete_many(targets, [transfer.identity for transfer in batch])
+    registered = []
+    for priority, group in groupby(zip(map(_priority, batch), completed, strict=True), key=lambda pair: pair[0]):
+        registered += pool.register_many([block for _, block in group], copied=True, priority=priority)
+    return registered
+
+
+def _room(pool: BlockPool, wanted: int) -> int:
+    occupancy = pool.occupancy()
+    return min(wanted, occupancy.inactive + occupancy.reset)
 
 
 def _priority(transfer: BlockTransfer) -> int:

@@ -80,9 +80,56 @@ class Volumes(NamedTuple):
         for view in self.views:
             view.missed(key)
 
+    def absent(self, batch: Sequence[BlockTransfer]) -> dict[int, Outcome]:
+        """Of the blocks that no volume would give now, what a read of them would be answered."""
+        keys = [transfer.identity.key for transfer in batch]
+        try:
+            there = self.storage.holding(keys, self.config.wanted)
+        except (StorageAgentError, EventPlaneError) as error:
+            return {number: Outcome(key, Result.FAILED, reason=str(error)) for number, key in enumerate(keys)}
+        return {
+            number: Outcome(key, Result.MISS, reason="no volume holds it")
+            for number, (key, volume) in enumerate(zip(keys, there, strict=True))
+            if not volume
+        }
+
+    def read(
+        self, path: TransferPath, batch: Sequence[BlockTransfer], near: TensorStorage, places: Sequence[int]
+    ) -> list[Outcome]:
+        """The agent's answers; a block of another size than ours is no hit, whatever its checksum says."""
+        keys = [transfer.identity.key for transfer in batch]
+        buffers = [near.payload(place) for place in places]
+        started_s = time.perf_counter()
+        try:
+            answers = self.storage.get(keys, buffers, self.config.wanted)
+        except (StorageAgentError, EventPlaneError) as error:
+            return [Outcome(key, Result.FAILED, reason=str(error)) for key in keys]
+        seconds = time.perf_counter() - started_s
+        sizes = [answer.payload_bytes for answer in answers if answer.result is Result.HIT]
+        if sizes:
+            self.accounts.moved(path, len(sizes), sum(sizes), seconds)
+        return [
+            answer if answer.result is not Result.HIT or answer.payload_bytes == len(buffer) else _wrong_size(answer)
+            for answer, buffer in zip(answers, buffers, strict=True)
+        ]
+
+    def not_read(self, path: TransferPath, transfer: BlockTransfer, answer: Outcome) -> BlockOutcome:
+        """Of a block that no volume gave; its target comes back."""
+        self.missed(transfer.identity.key)
+        if answer.result is not Result.MISS:  # a block that is on no volume is no failure of the path
+            self.accounts.failed(path, answer.result)
+        return BlockOutcome(
+            transfer.identity,
+            place=answer.volume,
+            reason=answer.result,
+            detail=answer.reason,
+            unused=transfer.target,
+        )
+
 
 class PutLane:
-    """Host → the volumes of one tier; or device → them, through a staging buffer, where there is no host tier."""
+    """Host → the volumes of one tier; or device → them, through a staging buffer, where there is no host tier and the
+    device is no host memory itself."""
 
     def __init__(
         self,
@@ -237,37 +284,19 @@ class LoadLane:
             self._volumes.accounts.failed(self._path, reason, len(batch))
             return [BlockOutcome(each.identity, reason=reason, detail=str(error), unused=each.target) for each in batch]
         try:
-            answers = self._get(batch, places)
+            answers = self._volumes.read(self._path, batch, self._near.storage, [place.index for place in places])
             hits = [number for number, answer in enumerate(answers) if answer.result is Result.HIT]
             near = self._keep([batch[n].identity for n in hits], [places[n] for n in hits])
             outcomes = self._onward(batch, dict(zip(hits, near, strict=True)))
             return [
                 outcomes[number]._replace(place=answer.volume)
                 if answer.result is Result.HIT
-                else self._missed(transfer, answer)
+                else self._volumes.not_read(self._path, transfer, answer)
                 for number, (transfer, answer) in enumerate(zip(batch, answers, strict=True))
             ]
         finally:
             self._near.pool.release_many(places)  # those that were kept have other guards now
             self._on_batch()
-
-    def _get(self, batch: Sequence[BlockTransfer], places: Sequence[MutableBlock]) -> list[Outcome]:
-        """The agent's answers; a block of another size than ours is no hit, whatever its checksum says."""
-        keys = [transfer.identity.key for transfer in batch]
-        buffers = [self._near.storage.payload(place.index) for place in places]
-        started_s = time.perf_counter()
-        try:
-            answers = self._volumes.storage.get(keys, buffers, self._volumes.config.wanted)
-        except (StorageAgentError, EventPlaneError) as error:
-            return [Outcome(key, Result.FAILED, reason=str(error)) for key in keys]
-        seconds = time.perf_counter() - started_s
-        sizes = [answer.payload_bytes for answer in answers if answer.result is Result.HIT]
-        if sizes:
-            self._volumes.accounts.moved(self._path, len(sizes), sum(sizes), seconds)
-        return [
-            answer if answer.result is not Result.HIT or answer.payload_bytes == len(buffer) else _wrong_size(answer)
-            for answer, buffer in zip(answers, buffers, strict=True)
-        ]
 
     def _keep(self, identities: Sequence[BlockIdentity], places: Sequence[MutableBlock]) -> Sequence[Guard]:
         """The blocks as the next step reads them: registered in the host tier, or as they lie in the buffer."""
@@ -305,18 +334,6 @@ class LoadLane:
             return outcomes
         finally:
             self._near.pool.release_many(list(near.values())[::-1])  # the root last, so that tails are evicted first
-
-    def _missed(self, transfer: BlockTransfer, answer: Outcome) -> BlockOutcome:
-        self._volumes.missed(transfer.identity.key)
-        if answer.result is not Result.MISS:  # a block that is on no volume is no failure of the path
-            self._volumes.accounts.failed(self._path, answer.result)
-        return BlockOutcome(
-            transfer.identity,
-            place=answer.volume,
-            reason=answer.result,
-            detail=answer.reason,
-            unused=transfer.target,
-        )
 
 
 def _wrong_size(answer: Outcome) -> Outcome:

@@ -13,7 +13,7 @@ from typing import Protocol
 from event_plane.schema import Tier
 from kvbm_core.accounting import Accounts, RequestAccount
 from kvbm_core.block import ImmutableBlock
-from kvbm_core.copier import WRONG_BYTES, Copier
+from kvbm_core.copier import WRONG_BYTES, Copier, register_targets
 from kvbm_core.progress import Gate
 from kvbm_core.transfer import BEHIND_A_MISS, BlockOutcome, BlockTransfer, TransferManager
 
@@ -106,7 +106,7 @@ class LayeredLoad:
         """Until all have come: device guards of the leading blocks that are whole and right, registered. Once only."""
         blocks, reasons = self._moves.blocks, self._moves.settled()
         whole = next((number for number, reason in enumerate(reasons) if reason), len(reasons))
-        registered = self._copier.register(blocks[:whole])
+        registered = register_targets(blocks[:whole], self._copier.target.pool)
         block_bytes, tokens = self._copier.source.storage.layout.block_bytes, self._copier.source.pool.page_tokens
         account = RequestAccount(
             asked=len(blocks),
@@ -153,6 +153,7 @@ class LayeredStore:
         blocks, reasons = self._moves.blocks, self._moves.settled()
         stored = [not reason for reason in reasons]
         registered = self._register(blocks, stored)
-        self._follow(self._copier.register([block for block, is_there in zip(blocks, stored, strict=True) if is_there]))
+        there = [block for block, is_there in zip(blocks, stored, strict=True) if is_there]
+        self._follow(register_targets(there, self._copier.target.pool))
         self._moves.let_go()
         return registered

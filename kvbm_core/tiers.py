@@ -13,6 +13,7 @@ from kvbm_core.block import Guard
 from kvbm_core.config import KvbmConfig
 from kvbm_core.copier import Copier
 from kvbm_core.copies import copy_blocks
+from kvbm_core.direct_lane import DirectLoadLane
 from kvbm_core.errors import ConfigError
 from kvbm_core.events import BlockEvents, PublishHandle
 from kvbm_core.hooks import Hooks
@@ -31,7 +32,8 @@ from storage_agent.port import BlockKey, Result, StoragePort
 
 
 class Tiers(NamedTuple):
-    """What there is. `staging`: host memory between volumes and device, where there is no host tier but volumes are."""
+    """What there is. `staging`: host memory between volumes and device, where there is no host tier but volumes are,
+    and the device pool is no such memory itself."""
 
     device: TierPool
     host: TierPool | None
@@ -98,6 +100,12 @@ def build_lanes(
 ) -> Mapping[TransferPath, tuple[Lane, LaneLimits]]:
     """A lane for each path between two tiers that are there."""
     lanes: dict[TransferPath, Lane] = {}
+    if config.is_device_put_whole:
+        for view in tiers.views if volumes is not None else ():
+            assert volumes is not None
+            lanes[view.put_path] = PutLane(view.put_path, view, tiers.device, None, volumes)
+            lanes[view.load_path] = DirectLoadLane(view.load_path, tiers.device, volumes, on_batch)
+        return {path: (lane, _limits(path, config, tiers)) for path, lane in lanes.items()}
     near = tiers.host or tiers.staging
     if copiers is None or near is None:
         return {}

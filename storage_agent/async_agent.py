@@ -140,6 +140,10 @@ class AsyncStorageAgent(AsyncAgentClient):
         """See `StoragePort.get`."""
         return await self._blocks.run(partial(self._storage.get, keys, buffers, wanted))
 
+    async def holding(self, keys: Sequence[BlockKey], wanted: Shard | None = None) -> list[str]:
+        """See `StoragePort.holding`."""
+        return await self._blocks.run(partial(self._storage.holding, keys, wanted))
+
 
 class _Lane:
     """Calls on at most so many threads at once, in the order they came. Of one event loop."""

@@ -291,6 +291,12 @@ class StoragePort(AgentPort, Protocol):
         come one after another as they were put, which is no whole block.
         """
 
+    def holding(self, keys: Sequence[BlockKey], wanted: Shard | None = None) -> list[str]:
+        """The fastest volume that would give each block to a `get` now; empty where none would. No use is counted.
+
+        Raises `StorageAgentError` where the agent does not answer.
+        """
+
 
 class AsyncAgentPort(Protocol):
     """`AgentPort` for callers on an event loop: the same names, arguments, answers and errors.
@@ -335,3 +341,5 @@ class AsyncStoragePort(AsyncAgentPort, Protocol):
     async def get(
         self, keys: Sequence[BlockKey], buffers: Sequence[Buffer], wanted: Shard | None = None
     ) -> list[Outcome]: ...
+
+    async def holding(self, keys: Sequence[BlockKey], wanted: Shard | None = None) -> list[str]: ...

@@ -24,7 +24,6 @@ from kvbm_core.errors import BlockStateError, LayoutError
 from kvbm_core.manager import KvBlockManager
 from storage_agent.agent import StorageAgent
 from storage_agent.descriptor import VolumeDescriptor
-from storage_agent.port import Outcome
 
 LAYERS, HEADS, TOKENS, WIDTH = 2, 2, 4, 6
 CONFIG = KvbmConfig(
@@ -141,19 +140,28 @@ def test_blocks_that_left_the_host_come_from_the_volume(engine: Engine) -> None:
     assert engine.cache.counts()["from_volumes_blocks"] == 3
 
 
+def test_what_is_on_no_volume_pushes_nothing_out_of_the_host(engine: Engine) -> None:
+    engine.serve("a", [1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5])
+
+    assert engine.ask_patiently("b", [7, 8, 9]) == 0
+
+    assert engine.ask_patiently("c", [1, 2, 3, 4, 5, 6]) == 6
+    assert engine.cache.counts().get("from_volumes_blocks", 0) == 0
+
+
 def test_blocks_that_another_request_fetched_and_gave_up_are_fetched_again(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.serve("a", [1, 2], [0, 1])
     engine.schedule.reset()
-    get, fetching, all_asked = StorageAgent.get, threading.Event(), threading.Event()
+    holding, fetching, all_asked = StorageAgent.holding, threading.Event(), threading.Event()
 
-    def get_late(*asked: Any) -> list[Outcome]:
+    def holding_late(*asked: Any) -> list[str]:
         fetching.set()
         assert all_asked.wait(60)
-        return get(*asked)
+        return holding(*asked)
 
-    monkeypatch.setattr(StorageAgent, "get", get_late)
+    monkeypatch.setattr(StorageAgent, "holding", holding_late)
     assert engine.ask("b", [9, 1, 2]) is None  # block 9 is nowhere, and those behind it are then of no use to b
     assert fetching.wait(60)
     assert engine.ask("c", [1, 2]) is None
