@@ -63,6 +63,12 @@ def first(bench: Bench) -> Engine:
     return served
 
 
+@pytest.fixture(scope="module")
+def second(bench: Bench) -> Engine:
+    """Another one. It waits for volumes as long as a test may."""
+    return bench.engine("second", core={"transfers": {"disk_to_device": {"deadline_s": 5.0}}})
+
+
 def in_blocks(tokens: int) -> int:
     return (tokens - 1) // 32 * 32
 
@@ -144,32 +150,59 @@ def move(bench: Bench, keys: list[BlockKey], source: str, target: str) -> None:
             assert all(each.result.ok for each in moved.outcomes)
 
 
-def test_an_agent_that_stands_still_or_is_killed_costs_blocks_and_no_tokens(bench: Bench) -> None:
-    impatient = bench.engine("impatient", core={"transfers": {"disk_to_device": {"deadline_s": 2.0}}})
+def test_another_engine_finds_them_and_what_rots_on_the_volume_is_computed(bench: Bench, second: Engine) -> None:
+    cached = bench.right(second)
+
+    assert sum(cached) > 0.95 * sum(in_blocks(len(prompt)) for prompt in PROMPTS)
+    assert second.ask("cache")["from_volumes_blocks"] > 0
+    damage(bench.folder / "fast.slab")
+    empty(second)
+
+    bench.right(second)
+
+    assert second.ask("cache")["volume_corrupt_blocks"] > 0
+
+
+def test_an_agent_that_stands_still_or_is_killed_costs_blocks_and_no_tokens(bench: Bench, second: Engine) -> None:
+    second.ask("settle")
+    empty(second)
+    before = not_given(second)
     bench.agent.freeze()
 
-    bench.right(impatient)  # it ends although nobody answers
+    bench.right(second)  # it ends although nobody answers
 
     bench.agent.thaw()
-    assert not impatient.ask("cache").get("from_volumes_blocks")
-    while not not_given(impatient):  # unless the agent was killed before anything was asked of it
-        impatient.ask("settle")
-        empty(impatient)
+    assert not_given(second) > before
+    before = not_given(second)
+    while not_given(second) == before:  # unless the agent was killed before anything was asked of it
+        second.ask("settle")
+        empty(second)
         bench.agent.freeze()
         with ThreadPoolExecutor(1) as serving:
-            served = serving.submit(bench.right, impatient)
+            served = serving.submit(bench.right, second)
             wait([served], 1.0)
             bench.agent.kill()
             bench.agent.start()
             served.result()
-    impatient.ask("settle")
-    empty(impatient)
-    before = impatient.ask("cache").get("from_volumes_blocks", 0)
+    second.ask("settle")
+    empty(second)
+    came = second.ask("cache")["from_volumes_blocks"]
 
-    bench.right(impatient)
+    bench.right(second)
 
-    assert impatient.ask("cache")["from_volumes_blocks"] > before
-    impatient.kill()
+    assert second.ask("cache")["from_volumes_blocks"] > came
+
+
+def test_an_engine_that_starts_after_a_kill_finds_them(bench: Bench, first: Engine, second: Engine) -> None:
+    second.kill()
+    first.kill()
+    third = bench.engine("third")
+
+    cached = bench.right(third)
+
+    assert sum(cached) > 0.95 * sum(in_blocks(len(prompt)) for prompt in PROMPTS)
+    assert third.ask("cache")["from_volumes_blocks"] > 0
+    assert third.stop() == 0
 
 
 def not_given(served: Engine) -> int:
@@ -182,26 +215,6 @@ def empty(served: Engine) -> None:
     """GPU and host, once nothing is on its way any more."""
     while not served.ask("reset", connector=True):
         time.sleep(0.1)
-
-
-def test_another_engine_finds_them_and_so_does_one_after_a_kill(bench: Bench, first: Engine) -> None:
-    second = bench.engine("second")
-
-    cached = bench.right(second)
-
-    assert sum(cached) > 0.95 * sum(in_blocks(len(prompt)) for prompt in PROMPTS)
-    assert second.ask("cache")["from_volumes_blocks"] > 0
-    damage(bench.folder / "fast.slab")
-    assert second.ask("reset", connector=True)
-
-    bench.right(second)
-
-    assert second.ask("cache")["volume_corrupt_blocks"] > 0
-    second.kill()
-    first.kill()
-    third = bench.engine("third")
-    assert sum(bench.right(third)) > 0
-    assert third.stop() == 0
 
 
 def damage(slab: Path) -> None:
