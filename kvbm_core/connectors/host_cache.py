@@ -297,10 +297,12 @@ class HostCache:
         return [block for block in blocks if not self._is_sealed(block)]
 
     def _may_be_promised(self, blocks: Sequence[ImmutableBlock]) -> list[bool]:
+        known = [number for number, block in enumerate(blocks) if self._is_sealed(block)]
         self.seal(blocks)
         if self.mode is LoadMode.ASYNC:
             return [True] * len(blocks)
-        return self._right([block.index for block in blocks])
+        right = dict(zip(known, self._right([blocks[number].index for number in known]), strict=True))
+        return [right.get(number, True) for number in range(len(blocks))]
 
     def _right(self, places: Sequence[int]) -> list[bool]:
         return list(map(bool, self._sums.check_copies(places, self.manager.device, places)))
