@@ -80,7 +80,7 @@ def publishing(urls: tuple[str, str], epoch: int, records: int = 20) -> Iterator
         thread.join()
 
 
-def eventually(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def eventually(holds: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

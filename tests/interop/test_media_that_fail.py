@@ -59,7 +59,7 @@ def is_let_go(watched: Watched, *reasons: str) -> None:
 
     wait_for(is_absent)
     assert any(reason in said[-1] for reason in reasons), said[-1]
-    assert watched.told() == set()
+    wait_for(lambda: watched.told() == set())
 
 
 def serves_exactly(watched: Watched, *numbers: int) -> None:
