@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -141,13 +142,17 @@ def test_a_name_that_another_good_token_has_is_said(tmp_path: Path, capsys: pyte
     assert f"warning: ann has other good tokens, {first.id}: " in capsys.readouterr().err
 
 
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """Whoever comes may enter; pytest closes its own to others whenever another pytest begins."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes a folder another user's")
-def test_what_root_makes_is_whose_the_folder_is_and_no_link_of_theirs_is_followed(tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder == Path(tempfile.gettempdir()):
-            break
-        folder.chmod(0o755)
-    config, state, treasure = tmp_path / "a.toml", tmp_path / "state", tmp_path / "treasure"
+def test_what_root_makes_is_whose_the_folder_is_and_no_link_of_theirs_is_followed(public_folder: Path) -> None:
+    config, state, treasure = (public_folder / name for name in ("a.toml", "state", "treasure"))
     config.write_text('directory = "state"\n')
     treasure.write_text("root's")
     state.mkdir()
