@@ -91,9 +91,15 @@ class _SecretsKeptClient(Client):
         return super()._connect_command()
 
     async def abandon(self) -> None:
-        """Close the socket, whatever state `connect` or `close` left it in when it failed or was cut short."""
+        """Close the socket, whatever state `connect` or `close` left it in when it failed or was cut short.
+
+        Under TLS a close that waits for the server's own leaves the socket open beneath: it is closed at once.
+        """
         if self._transport is not None:
             self._transport.close()  # type: ignore[no-untyped-call]  # nats-py's annotations end here
+            beneath: asyncio.StreamWriter | None = getattr(self._transport, "_bare_io_writer", None)
+            if beneath is not None:
+                beneath.transport.abort()
             await asyncio.sleep(0)
 
 

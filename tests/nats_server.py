@@ -59,6 +59,12 @@ class NatsServer:
                 assert time.monotonic() < deadline, (self.folder / "server.log").read_text()
                 time.sleep(0.02)
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._process is not None, "the server does not run"
+        return self._process.pid
+
     def kill(self) -> None:
         """As a crash would."""
         self._end(signal.SIGKILL)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -15,6 +19,7 @@ from event_plane.errors import TransportError
 from tests.contract.transports import attach_live, stores, wait_for
 from tests.nats_identities import Certificates, certificates, identity, operator_mode
 from tests.nats_server import NatsServer, nats_server
+from tests.stopping import stop
 
 SECRET = "correct-horse"
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -94,6 +99,25 @@ def test_server_that_proves_itself_is_spoken_to_encrypted(serve: Serve, pems: Ce
     require_batches_pass(server, Credentials(tls_ca_file=pems.ca))
     # The machine's own authorities do not vouch for it.
     require_refusal(server, Credentials(), "TLS certificates")
+
+
+@needs_openssl
+def test_encrypted_connection_to_a_server_that_is_frozen_is_closed_all_the_same(
+    serve: Serve, pems: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(f'tls {{ cert_file: "{pems.server}", key_file: "{pems.server_key}" }}')
+    left: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: left.append(str(unraisable.exc_value)))
+    subscriber = open_subscriber("engine", server.url("kv"), credentials=Credentials(tls_ca_file=pems.ca))
+    wait_for(lambda: subscriber.connection().connected)
+    stop(server.pid)
+    try:
+        subscriber.close()
+        gc.collect()
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+    assert left == []
 
 
 @needs_openssl
