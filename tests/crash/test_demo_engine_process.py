@@ -111,8 +111,11 @@ def test_a_port_in_use_and_a_bad_trace_line_end_the_engine_with_one_sentence(tmp
 
 
 def _ends_with(folder: Path, sentence: str, *more: str) -> int:
-    process = _start(folder, *more)
-    _, err = process.communicate(timeout=150)
+    with _start(folder, *more) as process:
+        try:
+            _, err = process.communicate(timeout=150)
+        finally:
+            process.kill()
     lines = err.decode().splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("kvadvisor demo engine: ")
