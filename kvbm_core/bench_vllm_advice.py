@@ -31,7 +31,7 @@ from kvbm_core.bench_vllm_tiers import SLOW_CALL_S
 DOCUMENTS = 32
 DOCUMENT_TOKENS = 1_024
 QUESTION_TOKENS = 32
-QUESTIONS = 300
+QUESTIONS = 600
 SKEW = 1.1
 """Of the Zipf law by which documents are chosen."""
 FAST_SHARE = 0.25
@@ -68,7 +68,8 @@ def advice_goals() -> list[Figure]:
 def advice_figures(python: Path, folder: Path, model: BenchModel) -> list[Figure]:
     """About five minutes."""
     blocks = DOCUMENTS * DOCUMENT_TOKENS // BLOCK_TOKENS
-    plan = VolumePlan(model.block_bytes, int(blocks * FAST_SHARE), blocks + QUESTIONS + 64, SLOW_CALL_S)
+    all_blocks = blocks + QUESTIONS * (QUESTION_TOKENS // BLOCK_TOKENS + 1)
+    plan = VolumePlan(model.block_bytes, int(blocks * FAST_SHARE), 2 * all_blocks, SLOW_CALL_S)
     with ExitStack() as stack:
         off, on = (stack.enter_context(_opened(python, folder / name, model, plan)) for name in ("off", "on"))
         stack.enter_context(advisor(folder / "on", TICK_S))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from kvbm_core.block import ImmutableBlock
 from kvbm_core.copier import give_targets, register_targets
 from kvbm_core.lanes import OnBatch, Volumes
 from kvbm_core.paths import TransferPath
@@ -11,11 +12,15 @@ from kvbm_core.tier_pool import TierPool
 from kvbm_core.transfer import BEHIND_A_MISS, BlockOutcome, BlockTransfer
 from storage_agent.port import Outcome, Result
 
+OnLoaded = Callable[[Sequence[ImmutableBlock]], None]
+
 
 class DirectLoadLane:
     """Reads each block into its target, which is registered: whoever read it held its bytes to their checksum."""
 
     def __init__(self, path: TransferPath, device: TierPool, volumes: Volumes, on_batch: OnBatch) -> None:
+        self.on_loaded: OnLoaded | None = None
+        """Called with what a batch brought, in its thread, before anybody else hears of it."""
         self._path = path
         self._device = device
         self._volumes = volumes
@@ -66,6 +71,8 @@ class DirectLoadLane:
             if number not in outcomes:
                 hits[number] = answer.volume
         registered = register_targets([batch[number] for number in hits], self._device.pool)
+        if self.on_loaded is not None and registered:
+            self.on_loaded(registered)
         for (number, volume), block in zip(hits.items(), registered, strict=True):
             outcomes[number] = BlockOutcome(batch[number].identity, block, volume)
 

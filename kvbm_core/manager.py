@@ -19,6 +19,7 @@ from kvbm_core.block import PRIORITY_DEFAULT, CompleteBlock, ImmutableBlock, Mut
 from kvbm_core.budget import require_budget
 from kvbm_core.config import KvbmConfig
 from kvbm_core.copier import Copier
+from kvbm_core.direct_lane import DirectLoadLane, OnLoaded
 from kvbm_core.errors import ConfigError, KvbmError, ManagerClosedError, ProgressError
 from kvbm_core.estimate import LoadPlan
 from kvbm_core.events import BlockEvents, Placed
@@ -97,6 +98,7 @@ class KvBlockManager:
             self._copiers = build_copiers(self._tiers, config, self._accounts)
             lanes = build_lanes(self._tiers, self._copiers, volumes, config, self._events.send)
             self._put_lanes = [lane for lane, _ in lanes.values() if isinstance(lane, PutLane)]
+            self._direct_lanes = [lane for lane, _ in lanes.values() if isinstance(lane, DirectLoadLane)]
             self._transfers = TransferManager(lanes, on_failure=self._accounts.failed)
             undoing.callback(self._transfers.close)
             self.scheduler = Scheduler(config.layers, self._progressed)
@@ -188,6 +190,12 @@ class KvBlockManager:
         tier, nothing else does. One that does not pass is not put, and the device forgets it."""
         for lane in self._put_lanes:
             lane.check = check
+
+    def note_loads(self, on_loaded: OnLoaded) -> None:
+        """Hear of the blocks that come from volumes straight into the first pool, batch by batch, in any thread: while
+        others are still on their way. Nothing is heard where they come through other memory."""
+        for lane in self._direct_lanes:
+            lane.on_loaded = on_loaded
 
     def onboard(
         self,

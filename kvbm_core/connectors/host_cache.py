@@ -135,6 +135,7 @@ class HostCache:
         self._sealed: dict[int, BlockIdentity] = {}
         """By block, what the sum was taken of: the very object that the block was registered with."""
         manager.check_puts(self._right_to_put)
+        manager.note_loads(self.seal)
         self._owned = ExitStack()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()

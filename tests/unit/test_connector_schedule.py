@@ -140,6 +140,19 @@ def test_blocks_that_left_the_host_come_from_the_volume(engine: Engine) -> None:
     assert engine.cache.counts()["from_volumes_blocks"] == 3
 
 
+def test_what_came_from_a_volume_is_summed_as_it_comes(engine: Engine, mode: LoadMode) -> None:
+    engine.serve("a", [1, 2, 3], [0, 1, 2])
+    engine.schedule.reset()
+    found = engine.cache.manager.onboard(BLOCKS.chain([1, 2, 3], []))
+    engine.cache.manager.device.payload(found.blocks[1].index)[5] ^= 1  # before anybody asked for it
+    found.release()
+
+    loaded = engine.serve("b", [1, 2, 3], [8, 9, 10])
+
+    assert (loaded, engine.failed) == ((3, {9}) if mode is LoadMode.ASYNC else (1, set()))
+    assert engine.cache.counts()["wrong_blocks"] == 1
+
+
 def test_what_is_on_no_volume_pushes_nothing_out_of_the_host(engine: Engine) -> None:
     engine.serve("a", [1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 4, 5])
 
