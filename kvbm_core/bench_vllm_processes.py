@@ -25,13 +25,25 @@ ANSWER = ">> "
 
 
 def vllm_python() -> Path | None:
-    """A Python that has vLLM, if there is one."""
+    """A Python that has vLLM, if there is one. Raises `BenchError` where the one that is named has not."""
     named = os.environ.get(PYTHON_VARIABLE)
     if named:
+        _require_vllm(named)
         return Path(named)
     if find_spec("vllm") is not None:
         return Path(sys.executable)
     return _MADE.absolute() if _MADE.exists() else None
+
+
+def _require_vllm(python: str) -> None:
+    ask = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        has_it = subprocess.run([python, "-c", ask], check=False, capture_output=True).returncode == 0
+    except OSError as error:
+        sentence = f"{PYTHON_VARIABLE} is {python!r}, which cannot be run ({error.strerror}): name a Python"
+        raise BenchError(sentence) from error
+    if not has_it:
+        raise BenchError(f"{PYTHON_VARIABLE} is {python!r}, which has no vLLM: name one that has, or leave it out")
 
 
 def engine_command(

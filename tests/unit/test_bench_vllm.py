@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from kvbm_core.bench_vllm_advice import DOCUMENTS, QUESTIONS, asked_about
 from kvbm_core.bench_vllm_model import BenchModel, loadable_tokens
 from kvbm_core.bench_vllm_processes import PYTHON_VARIABLE, vllm_python
 from kvbm_core.bench_vllm_tiers import BESIDE, FAST, HOST, RECOMPUTED, SLOW, tier_ratios
+from kvbm_core.errors import BenchError
 
 
 def test_without_vllm_every_goal_has_a_row_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,10 +22,21 @@ def test_without_vllm_every_goal_has_a_row_that_says_what_to_do(monkeypatch: pyt
     assert all(figure.goal and figure.met is None and "make vllm-env" in figure.note for figure in figures)
 
 
-def test_the_python_that_is_named_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(PYTHON_VARIABLE, str(tmp_path / "python"))
+@pytest.mark.parametrize(("named", "told"), [("nowhere", "cannot be run"), (sys.executable, "has no vLLM")])
+def test_a_python_without_vllm_is_refused(named: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, named)
 
-    assert vllm_python() == tmp_path / "python"
+    with pytest.raises(BenchError, match=told):
+        vllm_python()
+
+
+def test_the_python_that_is_named_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 0\n")  # it finds everything
+    python.chmod(0o755)
+    monkeypatch.setenv(PYTHON_VARIABLE, str(python))
+
+    assert vllm_python() == python
 
 
 def test_a_tier_is_held_to_recomputing_and_to_the_example_that_it_stands_beside() -> None:
