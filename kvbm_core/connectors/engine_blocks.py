@@ -7,7 +7,9 @@ as `event_plane.dialects` reads it. Layout and tensor-parallel rank are no part 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from event_plane.schema import DEPTH_UNKNOWN, Namespace
@@ -17,6 +19,7 @@ from storage_agent.port import BlockKey
 from storage_agent.shards import BlockLayout, Shard, ShardSpan
 
 _HASH_BYTES = 16
+_SAYS_NOTHING = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
 
 
 def hash_of_digest(digest: bytes) -> int:
@@ -24,6 +27,15 @@ def hash_of_digest(digest: bytes) -> int:
     if len(digest) < _HASH_BYTES:
         raise ValueError(f"hash {digest.hex()} has {len(digest)} bytes, at least {_HASH_BYTES} name a block")
     return int.from_bytes(digest[-_HASH_BYTES:], "big")
+
+
+def digest_of_config(config: Mapping[str, object]) -> str:
+    """16 hexadecimal digits of a model's `config.json` as its engine reads it; equal where the model computes alike.
+
+    Where it lies and which release wrote it are left out.
+    """
+    said = {key: value for key, value in config.items() if key not in _SAYS_NOTHING}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def hash_of_page(page: str) -> int:

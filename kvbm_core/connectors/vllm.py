@@ -32,9 +32,9 @@ from event_plane.connect import open_publisher
 from event_plane.memory_transport import MemoryPublisher
 from event_plane.publishing import BatchPublisher
 from event_plane.schema import Namespace, producer_id
-from kvbm_core.config import KvbmConfig
+from kvbm_core.config import BLOCKS_MAX, KvbmConfig
 from kvbm_core.connectors import host_cache
-from kvbm_core.connectors.engine_blocks import EngineBlocks, hash_of_digest
+from kvbm_core.connectors.engine_blocks import EngineBlocks, digest_of_config, hash_of_digest
 from kvbm_core.connectors.host_cache import HostCache
 from kvbm_core.connectors.host_loads import EndedLoad
 from kvbm_core.connectors.schedule import PATIENCE_S, Schedule, Scheduled
@@ -376,6 +376,7 @@ def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Vl
     return VllmFacts(
         version=vllm.__version__,
         workers=parallel.world_size,
+        executor=str(parallel.distributed_executor_backend),
         groups=tuple(get_kv_cache_spec_kind(group.kv_cache_spec).value for group in kv_cache_config.kv_cache_groups),
         block_tokens=cache.block_size,
         hash_tokens=kv_cache_config.hash_block_size or cache.block_size,
@@ -393,7 +394,14 @@ def _open_cache(
     vllm_config: VllmConfig, settings: VllmSettings, engine_id: str, layers: Sequence[torch.Tensor], form: str
 ) -> HostCache:
     """Host memory for blocks like those of `layers`, and the volumes. Raises what the settings cannot be served by."""
+    model = vllm_config.model_config
     _, heads, tokens, head_dim = layers[0].shape
+    block_bytes = len(layers) * layers[0][0].nbytes
+    if not block_bytes <= settings.host_bytes <= BLOCKS_MAX * block_bytes:
+        raise ConfigError(
+            f"host_bytes = {settings.host_bytes} holds {settings.host_bytes // block_bytes} blocks of {block_bytes} "
+            f"bytes: set it so that 1 to {BLOCKS_MAX} fit"
+        )
     config = _core_config(
         settings,
         {
@@ -405,11 +413,12 @@ def _open_cache(
             "dtype": _DTYPE_NAMES[layers[0].dtype],
             "device_bytes": settings.host_bytes,
             "device_memory": "host",
+            "device_layout": "fully_contiguous",
             "device_order": "HND",
             "disk": settings.disk,
             "remote": settings.remote,
-            "model": settings.model or vllm_config.model_config.model,
-            "revision": " ".join(part for part in (settings.revision, form) if part),
+            "model": settings.model or model.model,
+            "revision": " ".join(part for part in (settings.revision or model.revision or "", form) if part),
             "hash_secret": SECRET_OF_NO_USE,
         },
     )
@@ -442,12 +451,14 @@ def _core_config(settings: VllmSettings, engine: dict[str, Any]) -> KvbmConfig:
 
 
 def _cache_form(vllm_config: VllmConfig, layer_name: str) -> str:
-    """What decides how a block's bytes lie beside its shape: the attention backend, and on a CPU its instructions.
+    """What decides a block's bytes beside its tokens, its shape and the weights: the attention backend, on a CPU its
+    instructions, and the model's configuration, overrides in it.
 
     Part of the namespace, so that no engine reads what another kind wrote.
     """
     layer = vllm_config.compilation_config.static_forward_context[layer_name]
-    parts = (layer.get_attn_backend().get_name(), getattr(layer, "isa", ""))
+    model = f"config-{digest_of_config(vllm_config.model_config.hf_config.to_dict())}"
+    parts = (layer.get_attn_backend().get_name(), getattr(layer, "isa", ""), model)
     return " ".join(part for part in parts if part)
 
 

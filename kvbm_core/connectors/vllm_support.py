@@ -18,6 +18,8 @@ RIVALS = {
 }
 """Other owners of a block's life that vLLM's configuration may put in this one's place, or beside it."""
 _LASTING_ROOT = "sha256"
+_WORKER_APART = ("mp", "ray")
+"""Executors that make a process for the worker even where there is one alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class VllmFacts:
     version: str
     workers: int
     """Tensor, pipeline and context parallel together."""
+    executor: str
+    """`distributed_executor_backend`, as vLLM settled it."""
     groups: tuple[str, ...]
     block_tokens: int
     hash_tokens: int
@@ -57,6 +61,12 @@ def refusals(facts: VllmFacts) -> list[str]:
         found.append(
             f"{facts.workers} workers share this engine's blocks, and the connector serves one: set "
             f"tensor_parallel_size, pipeline_parallel_size and context parallel sizes to 1"
+        )
+    if facts.executor in _WORKER_APART:
+        found.append(
+            f"distributed_executor_backend is {facts.executor!r}, so the engine's worker is in another process than "
+            f"its scheduler, and the connector's halves share memory: set it to 'uni'; on a CPU vLLM takes 'uni' for "
+            f"'mp' unless the environment has VLLM_ENABLE_V1_MULTIPROCESSING=0"
         )
     if facts.groups != ("full_attention",) and facts.groups != ("mla_attention",):
         found.append(

@@ -15,6 +15,7 @@ from kvbm_core.errors import ConfigError, EngineSupportError
 SERVED = VllmFacts(
     version="0.32.0+cpu",
     workers=1,
+    executor="uni",
     groups=("full_attention",),
     block_tokens=32,
     hash_tokens=32,
@@ -37,6 +38,7 @@ def test_an_engine_of_the_support_matrix_is_served() -> None:
     [
         ({"version": "0.31.4"}, "vLLM 0.31.4 was not tested with this connector: use 0.32"),
         ({"workers": 2}, "2 workers share this engine's blocks"),
+        ({"executor": "mp"}, "'mp', so the engine's worker is in another process .* VLLM_ENABLE_V1_MULTIPROCESSING=0"),
         ({"groups": ("full_attention", "sliding_window")}, "cache groups are full_attention, sliding_window"),
         ({"groups": ()}, "cache groups are none"),
         ({"hash_tokens": 16}, "blocks of 32 tokens are hashed by 16"),

@@ -33,12 +33,15 @@ class Bench:
             self.expected, cached = bare.generate(PROMPTS)
         assert not any(cached)
 
-    def engine(self, name: str, **extra: object) -> Engine:
+    def engine(self, name: str, arguments: dict[str, object] | None = None, **extra: object) -> Engine:
+        """`arguments`: vLLM's own."""
         disk = {"volumes": ["fast"], "retention_s": 60.0}
         settings = {"host_bytes": HOST_BYTES, "model": "tiny", "producer": name, "agent_url": self.agent.url} | extra
         transfer = connected(disk=disk, **settings)
         return self._stack.enter_context(
-            engine({"blocks": GPU_BLOCKS, "transfer": transfer}, self.folder / f"{name}.log")
+            engine(
+                {"blocks": GPU_BLOCKS, "transfer": transfer, "engine": arguments or {}}, self.folder / f"{name}.log"
+            )
         )
 
     def right(self, served: Engine) -> list[int]:
@@ -165,6 +168,22 @@ def test_another_engine_finds_them_and_what_rots_on_the_volume_is_computed(
     bench.right(second)
 
     assert second.ask("cache")["volume_corrupt_blocks"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"hf_overrides": {"rope_theta": 20_000.0}}, {"revision": "v2"}], ids=["configuration", "revision"]
+)
+def test_an_engine_of_another_configuration_or_revision_finds_none_of_its_blocks(
+    bench: Bench, first: Engine, arguments: dict[str, object]
+) -> None:
+    first.ask("settle")
+    other = bench.engine("other", arguments)
+
+    other.generate(PROMPTS[:20])
+
+    assert other.ask("cache")["asked_blocks"] > 0
+    assert other.ask("cache").get("from_volumes_blocks", 0) == 0
+    other.stop()
 
 
 def test_an_agent_that_stands_still_or_is_killed_costs_blocks_and_no_tokens(bench: Bench, second: Engine) -> None:

@@ -28,6 +28,18 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"transfer": OURS, "engine": {"kv_offloading_size": 1.0, "kv_offloading_backend": "lmcache"}},
         ["LMCache is configured beside"],
     ),
+    "a worker's own process": (
+        {"transfer": OURS, "engine": {"distributed_executor_backend": "mp"}},
+        ["distributed_executor_backend is 'mp', so the engine's worker is in another process"],
+    ),
+    "a host without a block": (
+        {"transfer": connected(host_bytes=BLOCK_BYTES - 1)},
+        [f"host_bytes = {BLOCK_BYTES - 1} holds 0 blocks of {BLOCK_BYTES} bytes"],
+    ),
+    "a layout of its own": (
+        {"transfer": connected(host_bytes=20 * BLOCK_BYTES, core={"device_layout": "layer_separate_block_first"})},
+        ["device_layout"],
+    ),
     "MultiConnector": ({"transfer": BOTH}, ["MultiConnector is configured beside"]),
     "version, hash root and load failures": (
         {
