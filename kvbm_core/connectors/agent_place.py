@@ -23,15 +23,19 @@ class AgentPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float = 30.0
 
 
-def read_place(found: object, where: str) -> AgentPlace:
-    """`where`: what the caller calls the place. Raises `ConfigError` that names the key and the place."""
+TAKEN = (
+    f"agent_url (the agent's command URL) and volume, and may have {', '.join(AgentPlace.__struct_fields__[2:])}"
+)
+"""The keys, as an error tells them."""
+
+
+def read_place(found: object, where: str, taken: str = TAKEN) -> AgentPlace:
+    """`where`: what the caller calls the place; `taken`: its keys, where the caller reads others too, or not all of
+    these. Raises `ConfigError` that names the key and the place."""
     try:
         place = msgspec.convert(found, AgentPlace)
     except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"{where}: {error}; it takes agent_url (the agent's command URL) and volume, and may have "
-            f"{', '.join(AgentPlace.__struct_fields__[2:])}"
-        ) from error
+        raise ConfigError(f"{where}: {error}; it takes {taken}") from error
     if not place.agent_url or not place.volume:
         raise ConfigError(f"{where}: agent_url is {place.agent_url!r}, volume {place.volume!r}; name both")
     if not 0 < place.timeout_s < inf:

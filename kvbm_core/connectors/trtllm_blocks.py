@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvbm_core.config import KvbmConfig
+from kvbm_core.config import SECRET_CHARACTERS_MIN, KvbmConfig
 from kvbm_core.connectors.agent_place import AgentPlace, read_place
 from kvbm_core.connectors.engine_blocks import WorkersPart
 from kvbm_core.connectors.engine_store import EngineStore, log_fault
@@ -27,6 +27,11 @@ from storage_agent.client_storage import ClientStorage
 
 SETTINGS = "KVADVISOR_CONNECTOR"
 """Environment variable: a JSON map of `AgentPlace`'s keys and `hash_secret`."""
+TAKEN = (
+    f"agent_url (the agent's command URL), volume and hash_secret ({SECRET_CHARACTERS_MIN} or more random characters), "
+    f"and may have tenant, model, revision, timeout_s"
+)
+"""Its keys, as an error tells them."""
 SAVES_WAITING_MAX = 8
 """Steps whose saves wait for the volume at once; a step that would be one more waits."""
 
@@ -222,15 +227,22 @@ def _block_tokens(llm_args: Any) -> int:
 
 
 def _read_settings() -> tuple[AgentPlace, str]:
+    where = f"environment variable {SETTINGS}"
     text = os.environ.get(SETTINGS, "")
+    if not text:
+        raise ConfigError(f"{where} is not set: set it to a JSON map; it takes {TAKEN}")
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"environment variable {SETTINGS} = {text!r} is no JSON map: {error}") from error
+        raise ConfigError(f"{where} is no JSON map: {error}; it takes {TAKEN}") from error  # its text has a secret
     secret = found.pop("hash_secret", "") if isinstance(found, dict) else ""
-    place = read_place(found, f"environment variable {SETTINGS}")
+    place = read_place(found, where, TAKEN)
     if place.hash_root:
         raise ConfigError(f"{SETTINGS}: hash_root is not used here; another hash_secret sets blocks apart")
+    if not isinstance(secret, str):
+        raise ConfigError(f"{where}: hash_secret is {type(secret).__name__}, not text; it takes {TAKEN}")
+    if len(secret) < SECRET_CHARACTERS_MIN:
+        raise ConfigError(f"{where}: hash_secret has {len(secret)} characters; it takes {TAKEN}")
     return place, secret
 
 

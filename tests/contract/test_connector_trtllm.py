@@ -213,5 +213,26 @@ def test_what_cannot_be_served_is_refused_with_the_remedy(agent: StorageAgent, m
     with pytest.raises(ConfigError, match="another hash_secret"):
         TrtllmWorker(ARGS)
     monkeypatch.setenv(SETTINGS, "{")
-    with pytest.raises(ConfigError, match=r"KVADVISOR_CONNECTOR = '\{' is no JSON map"):
+    with pytest.raises(ConfigError, match=r"KVADVISOR_CONNECTOR is no JSON map: Expecting"):
         TrtllmLeader(ARGS)
+    monkeypatch.delenv(SETTINGS)
+    with pytest.raises(ConfigError, match=r"KVADVISOR_CONNECTOR is not set: .* agent_url .*, volume and hash_secret"):
+        TrtllmLeader(ARGS)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "hash_secret has 0 characters; it takes .*16 or more"),
+        ({"hash_secret": "fifteen letters"}, "hash_secret has 15 characters"),
+        ({"hash_secret": 1234567890123456}, "hash_secret is int, not text"),
+        ({"hash_secrets": "0123456789abcdef"}, "unknown field `hash_secrets`; it takes .*hash_secret"),
+    ],
+)
+def test_a_secret_that_cannot_be_used_is_told_without_its_text(
+    given: dict[str, object], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SETTINGS, json.dumps({"agent_url": "tcp://127.0.0.1:1", "volume": "v", **given}))
+    with pytest.raises(ConfigError, match=told) as caught:
+        TrtllmLeader(ARGS)
+    assert not any(str(secret) in str(caught.value) for secret in given.values())
