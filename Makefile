@@ -72,7 +72,7 @@ $(BIN)/python:
 .venv/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing kvadvisor into .venv; the first time takes a minute or two, most of it PyTorch."
 	@$(PIP) -e .
-	@echo "Compiling the index's kernels; once, about half a minute."
+	@echo "Compiling the index's kernels; once, half a minute, or two minutes on a busy machine."
 	@$(BIN)/kvadvisor warm
 	@touch $@
 
