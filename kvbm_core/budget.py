@@ -58,7 +58,7 @@ def require_budget(
 def check_budget(
     config: KvbmConfig, facts: MachineFacts, volumes: Mapping[str, VolumeDescriptor] | None = None
 ) -> list[Refusal]:
-    """Everything that cannot work. `volumes`: those the storage agent has, by id; one it lacks may come later."""
+    """Everything that cannot work. `volumes`: those the storage agent has, by id; none where it does not answer."""
     found = [*_device_memory(config, facts), *_host_memory(config, facts), *_locked_memory(config, facts)]
     found += _staging(config)
     for name, tier in config.tiers():

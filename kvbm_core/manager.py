@@ -78,10 +78,11 @@ class KvBlockManager:
     ) -> None:
         """Without `storage` the volumes that `config` names are not used.
 
-        Raises `BudgetError` when the machine or the volumes cannot hold what `config` asks for, and
-        `TensorAllocationError` when memory is short all the same.
+        Raises `ConfigError` when the agent answers and lacks a volume that `config` names, `BudgetError` when the
+        machine or the volumes cannot hold what `config` asks for, and `TensorAllocationError` when memory is short all
+        the same.
         """
-        require_budget(config, read_machine(), _descriptors(storage))
+        require_budget(config, read_machine(), _descriptors(config, storage))
         self.config = config
         self._storage = storage
         self.hooks = Hooks() if hooks is None else hooks
@@ -439,12 +440,23 @@ class KvBlockManager:
             yield [] if self._closed else placed
 
 
-def _descriptors(storage: StoragePort | None) -> dict[str, VolumeDescriptor]:
-    """The volumes that the agent has now; none where it cannot be asked, since it may come later."""
+def _descriptors(config: KvbmConfig, storage: StoragePort | None) -> dict[str, VolumeDescriptor]:
+    """The volumes that the agent has now; none where it cannot be asked, since it may come later.
+
+    Raises `ConfigError` for a volume that an agent which answers does not have.
+    """
     if storage is None:
         return {}
     try:
         stat = storage.stat()
     except StorageAgentError:
         return {}
-    return {volume.descriptor.id: volume.descriptor for volume in (*stat.volumes, *stat.views)}
+    found = {volume.descriptor.id: volume.descriptor for volume in (*stat.volumes, *stat.views)}
+    for name, tier in config.tiers():
+        lacking = [volume for volume in tier.all_volumes() if volume not in found]
+        if lacking:
+            raise ConfigError(
+                f"{name}.volumes names {', '.join(map(repr, lacking))}, which agent {stat.agent!r} does not have: "
+                f"register it there, or name one of its own, {', '.join(map(repr, found)) or 'of which there are none'}"
+            )
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from types import TracebackType
 from typing import TypeVar
 
@@ -53,11 +54,18 @@ class AgentClient:
     """
 
     def __init__(
-        self, command_url: str, timeout_s: float = 30.0, credentials: Credentials = NO_CREDENTIALS
+        self,
+        command_url: str,
+        timeout_s: float = 30.0,
+        credentials: Credentials = NO_CREDENTIALS,
+        *,
+        connect_s: float = inf,
     ) -> None:
-        """`credentials` are shown to a NATS server."""
+        """`credentials` are shown to a NATS server. `connect_s`: over ZeroMQ, an answer is waited for no longer than
+        this while there is no connection."""
         self.command_url = command_url
         self._timeout_s = timeout_s
+        self._connect_s = connect_s
         self._credentials = credentials
         self._lock = threading.Lock()
         self._caller: ZmqCommandCaller | NatsCommandCaller | None = None
@@ -189,4 +197,4 @@ class AgentClient:
     def _open_caller(self) -> ZmqCommandCaller | NatsCommandCaller:
         if self.command_url.startswith(NATS_SCHEME):
             return NatsCommandCaller(self.command_url, self._credentials)
-        return ZmqCommandCaller(self.command_url)
+        return ZmqCommandCaller(self.command_url, self._connect_s)

@@ -13,16 +13,20 @@ from functools import partial
 from types import TracebackType
 from typing import NoReturn, Protocol, TypeVar
 
+import structlog
+
 from event_plane.credentials import NO_CREDENTIALS, Credentials
 from storage_agent.block_wire import keys_to_wire, require_answers, shard_to_wire
 from storage_agent.buffers import require_one_each
 from storage_agent.client import AgentClient
+from storage_agent.command_nats import SCHEME as NATS_SCHEME
 from storage_agent.data_wire import LOCATED_MAX, HoldingReply, HoldingRequest
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.direct_path import read_blocks
 from storage_agent.errors import (
     AgentUnreachable,
     NotTheOwner,
+    ServiceError,
     StorageAgentError,
     VolumeError,
 )
@@ -42,12 +46,15 @@ from storage_agent.remote_volume import ABSENT_S, RemoteVolume
 from storage_agent.shards import Shard
 from storage_agent.slab_client import SlabClient
 
+_log = structlog.get_logger()
 T = TypeVar("T")
 
 VOLUMES_S = 5.0
 """The agent is asked so often which volumes it has."""
 PROBE_S = 2.0
-"""An agent that did not answer is waited for so long the next time, before anything is asked of it."""
+"""An agent that did not answer, or was never asked, is waited for so long before anything is asked of it; and so is
+the connection to one that was lost."""
+SCHEMES = ("tcp://", "ipc://", NATS_SCHEME)
 _SEARCHES_MAX = 8
 """Times a get looks for blocks that move on whenever it does."""
 
@@ -91,7 +98,8 @@ class ClientStorage:
 
     Each volume is opened when it is first used, and anew after it failed: an agent may be restarted meanwhile. Puts and
     gets raise nothing for an agent that does not answer: their blocks are `failed` with the reason, and for `ABSENT_S`
-    nobody waits for it again. Commands raise as `AgentClient`'s. After a fork only the parent may use it.
+    nobody waits for it again. It is logged once that an agent does not answer, and once that it does again. Commands
+    raise as `AgentClient`'s. After a fork only the parent may use it.
     """
 
     def __init__(
@@ -102,13 +110,22 @@ class ClientStorage:
         deadline_s: float = 30.0,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
-        """`timeout_s`: for each answer of the agent; `deadline_s`: for each transfer. Asks nothing yet."""
+        """`timeout_s`: for each answer of the agent; `deadline_s`: for each transfer. Asks nothing yet.
+
+        Raises `ServiceError` for a URL that no agent can have.
+        """
+        if not command_url.startswith(SCHEMES):
+            raise ServiceError(
+                f"the agent's URL {command_url!r} begins with none of {', '.join(SCHEMES)}: give the command_url of "
+                "its settings, such as tcp://127.0.0.1:5600"
+            )
         self.command_url = command_url
         self._timeout_s = timeout_s
         self._deadline_s = deadline_s
         self._credentials = credentials
+        self._connect_s = PROBE_S
         self._commands = AgentClient(command_url, timeout_s, credentials)
-        self._looking = AgentClient(command_url, timeout_s, credentials)
+        self._looking = AgentClient(command_url, timeout_s, credentials, connect_s=self._connect_s)
         """Never behind a command, which may take long."""
         self._probing = AgentClient(command_url, min(timeout_s, PROBE_S), credentials)
         self._lock = threading.Lock()
@@ -117,8 +134,9 @@ class ClientStorage:
         self._volumes: list[VolumeDescriptor] = []
         self._volumes_until_s = 0.0
         self._absent_until_s = 0.0
-        self._is_doubtful = False
-        """Whether it did not answer when it was last asked."""
+        self._is_doubtful = True
+        """Whether it did not answer when it was last asked, or was not asked yet."""
+        self._is_told_absent = False
         self._closed = False
 
     # Blocks
@@ -168,12 +186,7 @@ class ClientStorage:
         for start in range(0, len(keys), LOCATED_MAX):
             some = keys[start : start + LOCATED_MAX]
             request = HoldingRequest(keys_to_wire(some), shard_to_wire(wanted))
-            try:
-                reply = self._looking.ask(request, HoldingReply)
-            except AgentUnreachable:
-                with self._lock:
-                    self._note_absent()
-                raise
+            reply = self._look(partial(self._looking.ask, request, HoldingReply))
             require_answers(len(reply.volumes), len(some))
             found += reply.volumes
         return found
@@ -181,8 +194,10 @@ class ClientStorage:
     # Commands
 
     def stat(self) -> AgentStat:
-        """See `AgentPort.stat`."""
-        return self._looking.stat()
+        """See `AgentPort.stat`. One that does not answer is waited for as briefly as for blocks."""
+        with self._lock:
+            self._require_present()
+        return self._look(self._looking.stat)
 
     def copy(
         self, command_id: str, keys: Sequence[BlockKey], source: str, target: str, *, term: int = 0
@@ -230,10 +245,10 @@ class ClientStorage:
 
     def close(self) -> None:
         """Wait for the batches under way; the agent stays as it is. Idempotent."""
+        self._closed = True  # without the lock: a question under way has it, until its client is closed
         for client in (self._looking, self._probing, self._commands):
             client.close()
         with self._lock:
-            self._closed = True
             reaches, self._reaches = self._reaches, {}
         for reach in reaches.values():
             reach.close()
@@ -318,8 +333,11 @@ class ClientStorage:
                 timeout_s=self._timeout_s,
                 deadline_s=self._deadline_s,
                 credentials=self._credentials,
+                connect_s=self._connect_s,
             )
-        connect = partial(AgentClient, self.command_url, credentials=self._credentials)
+        connect = partial(
+            AgentClient, self.command_url, credentials=self._credentials, connect_s=self._connect_s
+        )
         return _LentVolume(
             RemoteVolume(
                 described, described.id, connect, timeout_s=self._timeout_s, deadline_s=self._deadline_s
@@ -330,8 +348,17 @@ class ClientStorage:
         """Hold the lock."""
         try:
             return ask()
-        except AgentUnreachable:
-            self._note_absent()
+        except AgentUnreachable as error:
+            self._note_absent(error)
+            raise
+
+    def _look(self, ask: Callable[[], T]) -> T:
+        """As `_asking`, without the lock."""
+        try:
+            return ask()
+        except AgentUnreachable as error:
+            with self._lock:
+                self._note_absent(error)
             raise
 
     def _give_up(self, volume: str, reach: _Reach, error: StorageAgentError) -> None:
@@ -341,13 +368,22 @@ class ClientStorage:
                 return  # another thread was faster, and this one found it closed
             del self._reaches[volume]
             if isinstance(error, AgentUnreachable):
-                self._note_absent()
+                self._note_absent(error)
         reach.close()
 
-    def _note_absent(self) -> None:
+    def _note_absent(self, error: AgentUnreachable) -> None:
         """Hold the lock."""
         self._absent_until_s = time.monotonic() + ABSENT_S
         self._is_doubtful = True
+        if self._is_told_absent or self._closed:
+            return
+        self._is_told_absent = True
+        _log.warning(
+            "storage agent does not answer, its volumes are not used meanwhile",
+            agent_url=self.command_url,
+            reason=str(error),
+            remedy="start the agent, or correct the URL; it is asked again by itself",
+        )
 
     def _require_present(self) -> None:
         """Hold the lock. Raises `StorageAgentError`."""
@@ -358,6 +394,9 @@ class ClientStorage:
         if self._is_doubtful:
             self._asking(self._probing.stat)
             self._is_doubtful = False
+            if self._is_told_absent:
+                self._is_told_absent = False
+                _log.info("storage agent answers again", agent_url=self.command_url)
 
 
 def _get(

@@ -9,8 +9,10 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from storage_agent.command_desk import Answer
 from storage_agent.command_wire import REQUEST_BYTES_MAX
@@ -100,13 +102,16 @@ class ZmqCommandListener:
 class ZmqCommandCaller:
     """Asks one question at a time; its caller sees to that. Connects when first asked."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, connect_s: float = inf) -> None:
+        """`connect_s`: an answer is waited for no longer than this while there is no connection."""
         self.request_bytes_max = REQUEST_BYTES_MAX
         self._url = url
+        self._connect_s = connect_s
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
-        self._ends: zmq.Socket[bytes] | None = None
-        """Tells when a connection of the socket has ended."""
+        self._events: zmq.Socket[bytes] | None = None
+        """Tells when a connection of the socket stands, and when it has ended."""
+        self._is_connected = False
         self._numbers = itertools.count()
         self._closed = False
 
@@ -114,21 +119,22 @@ class ZmqCommandCaller:
         """The answer. Raises `AgentUnreachable`, after which it may still be under way."""
         number = next(self._numbers).to_bytes(8, "little")
         answer: bytes | None = None
+        waited_s = timeout_s
         try:
-            socket, ends = self._connect()
-            while ends.poll(0):  # of an agent before: this question goes to the one that runs now
-                ends.recv_multipart()
+            socket, events = self._connect()
+            self._follow(events)  # what ended was of an agent before: this question goes to the one that runs now
             socket.send_multipart([number, payload], zmq.NOBLOCK)
-            answer = self._wait_for(socket, ends, number, timeout_s)
+            answer = self._wait_for(socket, events, number, timeout_s)
         except zmq.ZMQError as error:
             reason = zmq.strerror(error.errno or 0)
             raise AgentUnreachable(f"agent at {self._url} cannot be asked: {reason}") from error
         finally:
             if answer is None:  # an interrupt too: its late answer must not meet the next question
+                waited_s = timeout_s if self._is_connected else min(timeout_s, self._connect_s)
                 self._disconnect()
         if answer is None:
             raise AgentUnreachable(
-                f"agent at {self._url} did not answer in {timeout_s} s; check that it runs, then ask again"
+                f"agent at {self._url} did not answer in {waited_s} s; check that it runs, then ask again"
             )
         return answer
 
@@ -141,13 +147,17 @@ class ZmqCommandCaller:
         self._context.term()
 
     def _wait_for(
-        self, socket: zmq.Socket[bytes], ends: zmq.Socket[bytes], number: bytes, timeout_s: float
+        self, socket: zmq.Socket[bytes], events: zmq.Socket[bytes], number: bytes, timeout_s: float
     ) -> bytes | None:
-        deadline = time.monotonic() + timeout_s
+        asked_s = time.monotonic()
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
-        poller.register(ends, zmq.POLLIN)
-        while (left_s := deadline - time.monotonic()) > 0:
+        poller.register(events, zmq.POLLIN)
+        while True:
+            wait_s = timeout_s if self._is_connected else min(timeout_s, self._connect_s)
+            left_s = asked_s + wait_s - time.monotonic()
+            if left_s <= 0:
+                return None
             if self._closed:
                 raise AgentUnreachable(f"the client of {self._url} was closed while it waited")
             if not poller.poll(min(int(left_s * 1000) + 1, _CLOSED_LOOK_MS)):
@@ -156,23 +166,31 @@ class ZmqCommandCaller:
                 frames = socket.recv_multipart()
                 if len(frames) == 2 and frames[0] == number:
                     return frames[1]
-            else:  # whoever connects anew has not heard the question
+            elif self._follow(events):  # whoever connects anew has not heard the question
                 raise AgentUnreachable(
                     f"agent at {self._url} ended the connection and did not answer; check that it runs, then ask again"
                 )
-        return None
+
+    def _follow(self, events: zmq.Socket[bytes]) -> bool:
+        """Take note of what became of the connection; whether one has ended."""
+        has_ended = False
+        while events.poll(0):
+            self._is_connected = parse_monitor_message(events.recv_multipart())["event"] == zmq.EVENT_CONNECTED
+            has_ended |= not self._is_connected
+        return has_ended
 
     def _connect(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        if self._socket is None or self._ends is None:
+        if self._socket is None or self._events is None:
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.linger = 0
-            self._ends = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._events = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
             self._socket.connect(self._url)
-        return self._socket, self._ends
+        return self._socket, self._events
 
     def _disconnect(self) -> None:
-        if self._socket is not None and self._ends is not None:
+        if self._socket is not None and self._events is not None:
             self._socket.disable_monitor()
-            self._ends.close(linger=0)
+            self._events.close(linger=0)
             self._socket.close(linger=0)
-            self._socket = self._ends = None
+            self._socket = self._events = None
+            self._is_connected = False

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from storage_agent.block_header import BlockHeader
+from storage_agent.corruption_log import CorruptionLog
 from storage_agent.descriptor import VolumeDescriptor
 from storage_agent.directory_reading import DirectoryReader, Seen
 from storage_agent.errors import CorruptBlock, ShardError, VolumeError
@@ -45,6 +46,7 @@ class DirectoryView:
         self._lock = threading.Lock()
         self._looked_s = -float("inf")
         self._corrupt_total = 0
+        self._corruption = CorruptionLog(descriptor.id)
         self._reads = Transfers()
         self._degraded = ""
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix=f"view-{descriptor.id}")
@@ -134,6 +136,7 @@ class DirectoryView:
     def close(self) -> None:
         """See `Volume.close`."""
         self._pool.shutdown()
+        self._corruption.close()
         self._reader.close()
 
     def _seen(self, key: BlockKey) -> Seen | None:
@@ -179,7 +182,9 @@ class DirectoryView:
         if isinstance(error, CorruptBlock):
             with self._lock:
                 self._corrupt_total += 1
-            return self._outcome(key, Result.CORRUPT, reason=f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            self._corruption.found(key, reason)
+            return self._outcome(key, Result.CORRUPT, reason=reason)
         return self._outcome(key, Result.FAILED, reason=f"{self._reader.path} cannot be read: {error.strerror}")
 
     def _hand_over(

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -89,15 +90,16 @@ class SlabClient:
         timeout_s: float = 30.0,
         deadline_s: float = 30.0,
         credentials: Credentials = NO_CREDENTIALS,
+        connect_s: float = inf,
     ) -> None:
         """Open the file that the agent at `command_url` owns. Raises `VolumeError` too: not a file of this host.
 
-        `credentials` are shown to a NATS server.
+        `credentials` and `connect_s` are those of `AgentClient`.
         """
         self.volume = volume
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._agent = AgentClient(command_url, timeout_s, credentials)
+        self._agent = AgentClient(command_url, timeout_s, credentials, connect_s=connect_s)
         self._slab: SlabFile
         self._transfer: FileTransfer
         try:

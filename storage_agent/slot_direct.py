@@ -67,7 +67,7 @@ class SlotDirect:
         store: DirectStore,
         *,
         put_batch: PutBatch,
-        free_corrupt: Callable[[list[BlockHeader]], None],
+        free_corrupt: Callable[[Sequence[tuple[BlockHeader, str]]], None],
         degrade: Callable[[str], None],
         count_read: Callable[[int, float], None],
     ) -> None:
@@ -127,11 +127,11 @@ class SlotDirect:
             return None
         return None if self._store.span_fault(span, asked.payload_bytes, asked.offset) else asked
 
-    def _read(self, asked: Sequence[_Asked]) -> tuple[dict[int, ReadResult], list[BlockHeader]]:
-        """Results by number, and the headers of those that are corrupt."""
+    def _read(self, asked: Sequence[_Asked]) -> tuple[dict[int, ReadResult], list[tuple[BlockHeader, str]]]:
+        """Results by number, and the headers of those that are corrupt, with what is wrong."""
         started = time.monotonic()
         results: dict[int, ReadResult] = {}
-        corrupt: list[BlockHeader] = []
+        corrupt: list[tuple[BlockHeader, str]] = []
         try:
             found = self._store.read_spans([each.read for each in asked], [each.span for each in asked])
         except TransferError as error:
@@ -146,8 +146,8 @@ class SlotDirect:
             number, read, _ = asked[place]
             header = read.header
             if fault is not None:
-                corrupt.append(header)
                 reason = f"{type(fault).__name__}: {fault}"
+                corrupt.append((header, reason))
                 results[number] = ReadResult(Outcome(header.key, Result.CORRUPT, self._volume, reason=reason))
                 continue
             read_bytes += read.payload_bytes

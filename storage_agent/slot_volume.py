@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import msgspec
 
 from storage_agent.block_header import PAGE_BYTES, BlockHeader, page_ceiling
+from storage_agent.corruption_log import CorruptionLog
 from storage_agent.descriptor import CAPACITY_BLOCKS_MAX, VolumeDescriptor
 from storage_agent.errors import BlockFormatError, CorruptBlock, ShardError, TransferError, VolumeError
 from storage_agent.port import BlockKey, CompactReport, Outcome, PutBlock, Result, ScrubReport, VolumeStat
@@ -60,6 +61,7 @@ class SlotVolume:
         self._resizing = threading.Lock()
         self._degraded = ""
         self._corrupt_total = 0
+        self._corruption = CorruptionLog(descriptor.id)
         self._reads, self._writes = Transfers(), Transfers()
         self._closed = False
         try:
@@ -260,6 +262,7 @@ class SlotVolume:
         if self._closed:
             return
         self._closed = True
+        self._corruption.close()
         if self.leasing is not None:
             self.leasing.close()
         with self._table_lock:
@@ -481,14 +484,15 @@ class SlotVolume:
         reads: list[SlotRead] = []
         cuts: dict[int, list[Slice]] = {}
         results: dict[int, ReadResult] = {}
-        corrupt: list[BlockHeader] = []
+        corrupt: list[tuple[BlockHeader, str]] = []
         volume = self.descriptor.id
 
         def take(number: int, error: CorruptBlock | None, stored: memoryview) -> None:
             header = reads[number].header
             if error is not None:
-                corrupt.append(header)
-                outcome = self._outcome(header.key, Result.CORRUPT, reason=f"{type(error).__name__}: {error}")
+                reason = f"{type(error).__name__}: {error}"
+                corrupt.append((header, reason))
+                outcome = self._outcome(header.key, Result.CORRUPT, reason=reason)
                 results[number] = ReadResult(outcome)
                 return
             if number in cuts:
@@ -538,14 +542,17 @@ class SlotVolume:
         with self._table_lock:
             self._reads.add(payload_bytes, seconds)
 
-    def _free_corrupt(self, headers: list[BlockHeader]) -> None:
-        if not headers:
+    def _free_corrupt(self, found: Sequence[tuple[BlockHeader, str]]) -> None:
+        """`found`: each with what is wrong with it."""
+        if not found:
             return
+        for header, reason in found:
+            self._corruption.found(header.key, reason)
         with self._table_lock:
-            self._corrupt_total += len(headers)
+            self._corrupt_total += len(found)
             # Another reader may have found the same, or the slot may hold a newer block by now.
             ours = []
-            for header in headers:
+            for header, _ in found:
                 if self._table.live(header.key) == header:
                     self._table.retire(header.key)
                     ours.append(header)

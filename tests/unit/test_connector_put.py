@@ -36,21 +36,21 @@ def test_a_block_that_changed_after_its_save_is_counted_forgotten_and_put_nowher
     layers = [torch.zeros(16, 2, 4, 6, dtype=torch.float16) for _ in range(CONFIG.layers)]
     chain = BLOCKS.chain([1, 2, 3], [])
     keys = [identity.key for identity in chain]
-    with (
-        StorageAgent("agent", publisher=None, allowed_roots=[tmp_path]) as agent,
-        closing(MemoryPublisher("memory://connector-put", producer=producer_id("engine"))) as publisher,
-        KvBlockManager(CONFIG, publisher, agent) as manager,
-        closing(HostCache(manager, layers)) as cache,
-    ):
+    with StorageAgent("agent", publisher=None, allowed_roots=[tmp_path]) as agent:
         agent.register_volume(volume)
-        saved = manager.register_many(manager.complete(manager.allocate(3).blocks, chain))
-        cache.seal(saved)
-        manager.device.payload(saved[1].index)[5] ^= 1
-        for block in saved:
-            block.release()
+        with (
+            closing(MemoryPublisher("memory://connector-put", producer=producer_id("engine"))) as publisher,
+            KvBlockManager(CONFIG, publisher, agent) as manager,
+            closing(HostCache(manager, layers)) as cache,
+        ):
+            saved = manager.register_many(manager.complete(manager.allocate(3).blocks, chain))
+            cache.seal(saved)
+            manager.device.payload(saved[1].index)[5] ^= 1
+            for block in saved:
+                block.release()
 
-        manager.offload_soon(3).result()
+            manager.offload_soon(3).result()
 
-        assert agent.holding(keys) == ["nvme", "", "nvme"]
-        assert [manager.own_tier("host").pool.has(key) for key in keys] == [True, False, True]
-        assert cache.counts()["wrong_blocks"] == 1
+            assert agent.holding(keys) == ["nvme", "", "nvme"]
+            assert [manager.own_tier("host").pool.has(key) for key in keys] == [True, False, True]
+            assert cache.counts()["wrong_blocks"] == 1

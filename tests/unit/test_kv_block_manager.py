@@ -299,8 +299,9 @@ def test_a_full_volume_passes_blocks_on_and_the_last_one_refuses(tmp_path: Path)
     room.close()
 
 
-def test_a_volume_that_is_not_there_refuses_and_is_counted(tmp_path: Path) -> None:
-    room = Room(tmp_path, disk=TierVolumes(volumes=("gone",), retention_s=60.0))
+def test_a_volume_that_is_not_there_any_more_refuses_and_is_counted(tmp_path: Path) -> None:
+    room = Room(tmp_path, disk=TierVolumes(volumes=("fast",), retention_s=60.0))
+    room.agent.unregister_volume("fast")
     room.compute_and_release(room.sequence(2))
     assert room.manager.totals().put_refused == {"failed": 2}
     assert room.manager.totals().paths[TransferPath.DEVICE_TO_HOST].blocks == 2

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from event_plane.schema import Namespace
 from storage_agent import slab_volume
@@ -233,6 +234,23 @@ def test_a_flipped_byte_is_corrupt_once_then_a_miss_and_its_slot_is_free(path: P
         assert results(read(volume, [1])[0]) == [Result.MISS]
         assert results(volume.put([block(1)])) == [Result.STORED]
         assert read(volume, [1])[1] == {1: payload(1)}
+
+
+def test_corrupt_blocks_are_logged_the_first_with_its_reason_and_many_with_their_number(path: Path) -> None:
+    numbers = list(range(1, CAPACITY + 1))
+    with capture_logs() as said:
+        with opened(path) as volume:
+            volume.put([block(number) for number in numbers])
+            for slot in range(CAPACITY):
+                flip_byte(path, SLABS.slot_offset(slot) + PAGE_BYTES)
+            assert results(read(volume, numbers)[0]) == [Result.CORRUPT] * CAPACITY
+            assert len(said) == 1
+        name = volume.descriptor.id
+    first, rest = said
+    assert (first["log_level"], first["volume"], first["blocks"]) == ("warning", name, 1)
+    assert first["hash"] in [f"{key(number).sequence_hash:032x}" for number in numbers]
+    assert first["reason"].startswith("CorruptBlock: ")
+    assert (rest["volume"], rest["blocks"]) == (name, CAPACITY - 1)
 
 
 def test_a_byte_flipped_while_closed_in_order_is_found_by_the_get(path: Path) -> None:
