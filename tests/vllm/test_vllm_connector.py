@@ -119,14 +119,14 @@ def test_blocks_come_from_other_kinds_of_volumes_and_while_they_are_moved_there_
     keys = [BlockKey(*key) for key in first.ask("keys")]
     whole = [in_blocks(len(prompt)) for prompt in PROMPTS]
     with ThreadPoolExecutor(1) as mover:
-        assert first.ask("reset", connector=True)
+        empty(first)
         moving = mover.submit(move, bench, keys, "fast", volume)
 
         assert bench.right(first) == whole
 
         moving.result()
         first.ask("settle")
-        assert first.ask("reset", connector=True)
+        empty(first)
         before = first.ask("cache")["from_volumes_blocks"]
 
         assert bench.right(first) == whole
@@ -137,7 +137,7 @@ def test_blocks_come_from_other_kinds_of_volumes_and_while_they_are_moved_there_
         assert blocks[volume] == len(keys)
         # The ends of chains, which no prompt is loaded to the end of, are put to the fast volume again.
         assert blocks["fast"] < len(keys) / 4
-        assert first.ask("reset", connector=True)
+        empty(first)
         moving = mover.submit(move, bench, keys, volume, "fast")
 
         assert bench.right(first) == whole
