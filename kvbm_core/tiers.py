@@ -101,10 +101,10 @@ def build_lanes(
     """A lane for each path between two tiers that are there."""
     lanes: dict[TransferPath, Lane] = {}
     if config.is_device_put_whole:
-        for view in tiers.views if volumes is not None else ():
-            assert volumes is not None
-            lanes[view.put_path] = PutLane(view.put_path, view, tiers.device, None, volumes)
-            lanes[view.load_path] = DirectLoadLane(view.load_path, tiers.device, volumes, on_batch)
+        if volumes is not None:
+            for view in tiers.views:
+                lanes[view.put_path] = PutLane(view.put_path, view, tiers.device, None, volumes)
+                lanes[view.load_path] = DirectLoadLane(view.load_path, tiers.device, volumes, on_batch)
         return {path: (lane, _limits(path, config, tiers)) for path, lane in lanes.items()}
     near = tiers.host or tiers.staging
     if copiers is None or near is None:
