@@ -192,7 +192,8 @@ class KvAdvisorConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if not isinstance(told, EndedLoads):
             return
         spoilt = self._leading.schedule.ended(told.tickets, connector_output.invalid_block_ids)
-        if spoilt and self._engine_blocks is not None:
+        if spoilt:
+            assert self._engine_blocks is not None, "vLLM binds its cache manager before the first step"
             self._engine_blocks.evict_blocks(spoilt)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
